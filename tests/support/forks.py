@@ -21,6 +21,7 @@ def run(job):
     for number, name in enumerate((os.devnull, job["stdout"], job["stderr"])):
         os.dup2(os.open(name, os.O_RDWR), number)
     os.chdir(job["folder"])
+    os.environ.clear()
     os.environ.update(job["environment"])
     sys.argv = [job["file"], *job["arguments"]]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -49,9 +50,13 @@ for line in sys.stdin:
 """
 
 
+def _path() -> str:
+    return os.pathsep.join(filter(None, sys.path))
+
+
 @functools.cache
 def _server(preloaded: str) -> subprocess.Popen:
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    environment = dict(os.environ, PYTHONPATH=_path())
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the first program leaves bytecode to the others
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, preloaded],
@@ -77,7 +82,7 @@ def run_forked(
     preloaded: str = "torch",
 ) -> subprocess.CompletedProcess:
     """Runs a program, given as its text or as a file. `folder`: the current folder, which is on its path.
-    `environment`: the variables that differ from ours."""
+    `environment`: the variables that differ from ours. What torch reads when it is imported, it has read before."""
     is_file = isinstance(program, Path)
     with tempfile.TemporaryDirectory() as outputs:
         stdout, stderr = (Path(outputs) / name for name in ("stdout", "stderr"))
@@ -88,13 +93,15 @@ def run_forked(
             file=str(program) if is_file else "<string>",
             arguments=list(map(str, arguments)),
             folder=str(folder or Path.cwd()),
-            environment=environment or {},
+            environment={**os.environ, "PYTHONPATH": _path(), **(environment or {})},
             stdout=str(stdout),
             stderr=str(stderr),
         )
         server = _server(preloaded)
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
-        code = int(server.stdout.readline())
+        answer = server.stdout.readline()
+        assert answer, f"the process that forks ended with {server.wait()}"
+        code = int(answer)
         printed = (path.read_text(encoding="utf-8") for path in (stdout, stderr))
         return subprocess.CompletedProcess(job["file"], code, *printed)

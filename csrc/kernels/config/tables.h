@@ -11,7 +11,7 @@ namespace flash_attn_ext {
 enum class ScoreMode {
   kScaleOnly,               // a positive scale, and nothing else that changes a score
   kDropout,                 // scale and dropout
-  kMask,                    // scale and a boolean mask
+  kMask,                    // scale and a boolean mask, intervals or lists of blocks
   kSoftcap,                 // a scale of any sign, then a softcap
   kCausalAlibi,             // a positive scale and ALiBi slopes, where no query sees a later key
   kBiasMask,                // scale and a bias, a mask or both

@@ -1,4 +1,4 @@
-// How a boolean mask, or what intervals hide, is cut into tiles (attention::MaskTiles).
+// How a boolean mask, or what intervals or blocks hide, is cut into tiles (attention::MaskTiles).
 #pragma once
 
 #include "attention/division.h"
@@ -43,7 +43,7 @@ inline int64_t mask_tiles_bytes(const attention::AttentionParams& p) {
   return packs_mask_tiles(p) ? counts.heads * rows_of_packed_tiles(p) * counts.keys : counts.total();
 }
 
-// The table of the tiles of a mask or of intervals, in memory of mask_tiles_bytes(p).
+// The table of the tiles of a mask, intervals or blocks, in memory of mask_tiles_bytes(p).
 inline attention::MaskTiles mask_tiles_in(uint8_t* memory, const attention::AttentionParams& p) {
   const MaskTileCounts counts = count_mask_tiles(p);
   if (packs_mask_tiles(p)) {

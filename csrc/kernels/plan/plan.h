@@ -193,7 +193,7 @@ struct BackwardPlan {
     WorkspacePart delta;
     WorkspacePart materialised_scores;
     WorkspacePart mask_tiles;
-    // kBiasStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals too.
+    // kBiasStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals and blocks too.
     WorkspacePart mask_bits;
     WorkspacePart alibi_partials;
     // Partial dBias of each CTA (kBiasStationary), batch split (kOverBatch) or band of diagonals.

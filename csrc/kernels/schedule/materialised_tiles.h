@@ -14,7 +14,7 @@ namespace flash_attn_ext {
 // A tile has kRows queries and as many keys. Only tiles in which something is visible are written and read. A row is a
 // tile of queries. The tiles of a row are consecutive, and a row has room for those that it can see. A matrix has the
 // rows of a query head: those of one batch entry, or in a packed batch those of all, each of which begins at a row of
-// its own. A launch has some matrices, or a query chunk of each: a range of its rows. A chunk may be divided into key
+// its own. A launch has some matrices, or a query chunk of each: a range of its rows. A chunk may be divided into
 // key chunks: ranges of key tiles, each with a launch of its own.
 //
 // In a tile, a line of 128 bytes holds a query's 64 keys, in 16-byte chunks that are swizzled as the GEMMs read them
@@ -25,8 +25,9 @@ struct MaterialisedTiles {
   static constexpr int kRows = 64;
   static constexpr int kElements = kRows * kRows;
   static constexpr int64_t kBytes = int64_t{kElements} * 2;
-  static constexpr int kStatistics = 3;  // floats for each query that the dQ kernel reads
-  static constexpr int kBlockRows = 2;   // of a CTA of the dQ kernel, all of one sequence: a query chunk has whole CTAs
+  static constexpr int kStatistics = 3;  // floats for each query that the first kernel reads
+  static constexpr int kBlockRows =
+      2;  // of a CTA of the first kernel, all of one sequence: a query chunk has whole CTAs
 
   int width = 0;  // tiles for which a row has room
   int ahead = 0;  // a row has room for row + ahead tiles where that is less than width

@@ -1,4 +1,4 @@
-// Which tiles of scores a mask or intervals hide completely, in part or not at all.
+// Which tiles of scores a mask, intervals or blocks hide completely, in part or not at all.
 #pragma once
 
 #include "kernels/score/score_tile.cuh"

@@ -64,7 +64,7 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
 }
 
 // q.k -> score where no query sees a later key: ALiBi is then linear in the key, which costs two FMAs for each score.
-// Keys behind the diagonal get a score that the caller replaces.
+// Scores of keys after the diagonal are wrong here: hide_invisible() sets them to -inf.
 struct CausalAlibi {
   float scale;
   float slope = 0.0f;

@@ -15,7 +15,8 @@ struct TmaDescriptor {
   int batch_step;  // 0 where all batch entries are the same, and in a packed batch
 };
 
-// A bias as the TMA reads it, in boxes of 64 queries. It is as large as a TmaDescriptor, whose fields come first.
+// A bias as the TMA reads it, in boxes of 64 queries. It is as large as a TmaDescriptor, whose
+// fields come first, so that the arguments of kernels without a bias keep their places.
 struct BiasDescriptor {
   CUtensorMap map;
   int head_step;

@@ -175,6 +175,8 @@ struct KeyStationaryArguments {
   float shift;           // weight_shift
   float gradient_scale;  // of dK and dQ: scale, divided by 2^weight_shift where keeps_shift
   bool adds_statistics;
+  // Kernels with a softcap neither add statistics nor drop. Sharing places leaves other kernels' arguments where they
+  // were.
   union {
     float lse_factor;  // -1 / scale, from scale_log2e as it is rounded
     float cap_factor;  // with a softcap: 2 * scale / softcap * log2(e)

@@ -49,7 +49,7 @@ struct DqGemmWork {
   int end;
   TileRange own[kWarpgroups];  // those that the queries of each warpgroup see
   int stored[kWarpgroups];     // each warpgroup's first stored tile
-  int rows[kWarpgroups];       // queries of each warpgroup that the sequence and the launch have
+  int rows[kWarpgroups];       // from each warpgroup's first query to the sequence's end; at most 0 where it has none
   int partial[kWarpgroups];    // each warpgroup's number among query_sums
 };
 

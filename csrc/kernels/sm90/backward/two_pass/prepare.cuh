@@ -1,4 +1,4 @@
-// Prepares what the dQ kernel and the GEMM kernel need: delta and the LSE in tiles, and zeros in work counters and
+// Prepares what the first kernel and the GEMM kernels need: delta and the LSE in tiles, and zeros in work counters and
 // non-finite flags.
 //
 // Grid: one CTA for each query tile of each head. Bound: memory, as in common/sums/delta.cu.
@@ -14,7 +14,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// The row statistics that the dQ kernel reads, in tiles of queries.
+// The row statistics that the first kernel reads, in tiles of queries.
 //
 // A CTA of kThreads threads computes the statistics of a query tile, of which `rows` queries exist. It writes the LSE
 // of each query, times log2(e) where `scales_lse`; then delta of each; then the residual that rounding left out of each
