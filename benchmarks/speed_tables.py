@@ -53,7 +53,7 @@ def may_count(row: dict) -> bool:
 
 WORKLOADS = (
     Workload("workloads as models have them", "workloads", report="cuda_h100_workloads", keep=may_count),
-    Workload("one sequence of 16384 to 131072 tokens", "long", report="cuda_h100_long"),
+    Workload("one sequence of 16384 to 131072 tokens, backward without query chunks", "long", report="cuda_h100_long"),
     Workload("encoders: 128 to 256 tokens, padding, cross-attention", "encoders"),
     Workload("short sequences back to back, 64 to 1000 tokens", "in_a_row"),
     Workload("single short calls, 64 to 1000 tokens", "short"),
