@@ -63,7 +63,7 @@ def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
             f"block_lists must be flash_attn_ext.masks.BlockLists or a pair (counts, indices), got {kind}{remedy}"
         )
     counts, indices = block_lists
-    lists = BlockLists(counts, indices)
+    BlockLists(counts, indices)  # checks them
     sizes = [size for size in (64, 128) if counts.shape[-1] == -(-num_queries // size)]
     if len(sizes) == 2 and (num_keys <= 64 or num_queries == 0):  # all blocks are the only one, or there is none
         sizes = sizes[:1]
@@ -72,15 +72,13 @@ def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
             f"block_lists has counts {tuple(counts.shape)} for {num_queries} queries, from which the size of blocks "
             "does not follow: pass flash_attn_ext.masks.BlockLists(counts, indices, query_block=..., key_block=...)"
         )
-    return BlockLists(lists.counts, lists.indices, query_block=sizes[0], key_block=sizes[0])
+    return BlockLists(counts, indices, query_block=sizes[0], key_block=sizes[0])
 
 
 def _table_of(lists: BlockLists, num_keys: int) -> Tensor:
     """On a GPU one kernel makes the table. In traces and transforms, PyTorch's operations do."""
     counts, indices = lists.counts, lists.indices
-    if not counts.is_cuda or counts.device != indices.device or counts.dtype != indices.dtype:
-        return lists.blocks(num_keys)
-    if operands_of(counts, indices, indices) < _C.PLAIN:
+    if not counts.is_cuda or counts.dtype != indices.dtype or operands_of(counts, indices, indices) < _C.PLAIN:
         return lists.blocks(num_keys)
     return _C.block_table(counts, indices, -(-num_keys // lists.key_block))
 

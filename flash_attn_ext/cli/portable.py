@@ -49,6 +49,7 @@ CALLS = (
     Call("float16", dtype=torch.float16),
     Call("head dim 256", 256),
     Call("head dim 512", 512),
+    Call("a softcap at head dim 512", 512, options=dict(softcap=30.0)),
     Call("float32", dtype=torch.float32),
     Call("float64", dtype=torch.float64),
     Call("a boolean mask", tensors=_FULL_MASK),

@@ -102,7 +102,7 @@ def on_hopper(call: portable.Call) -> Explanation:
 def test_info_knows_what_takes_portable_kernels_on_hopper():
     """docs/kernels/sm90_backward_two_pass.md says why."""
     assert portable.passes_on_portable_kernels(on_hopper) == {
-        "both passes": ["float32", "float64"],
+        "both passes": ["a softcap at head dim 512", "float32", "float64"],
         "the forward pass": ["a float32 bias beside bfloat16"],
         "the backward pass": [
             "a boolean mask and dropout at head dim 256",
