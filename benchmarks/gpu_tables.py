@@ -47,11 +47,14 @@ def suites(report: str, passes: Sequence[str], names: Sequence[str]) -> str:
     peers = _peers(found)
     lines = _heading(["call", *(["pass"] if len(passes) > 1 else []), "ours", *map(_title, peers), "times as fast"])
     for row in found:
-        call = f"{SUITES.get(row['suite'], row['suite'])}: {_call(row)}"
-        cells = [call, *([row["pass"]] if len(passes) > 1 else []), f"{row['ours_tflops']:.3g}"]
+        cells = [problem(row), *([row["pass"]] if len(passes) > 1 else []), f"{row['ours_tflops']:.3g}"]
         cells += ["-" if (rate := row["peer_tflops"].get(name)) is None else f"{rate:.3g}" for name in peers]
         lines.append(_line([*cells, _against(row)]))
     return "\n".join(lines)
+
+
+def problem(row: dict) -> str:
+    return f"{SUITES.get(row['suite'], row['suite'])}: {_call(row)}"
 
 
 SUITES = {"head_dims": "head dims", "in_a_row": "back to back", "few_queries": "few queries", "gqa": "groups"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import gpu_tables
 from readme_figures import rows, times_as_fast
 
 from flash_attn_ext.cli.bench.rows import geometric_mean
@@ -62,7 +63,7 @@ WORKLOADS = (
     Workload("masks and biases", "mask"),
     Workload("documents, images, prefixes and chunks, as intervals of keys", "masks", report="cuda_h100_masks"),
     Workload("dropout", "dropout"),
-    Workload("softcap", "softcap"),
+    Workload("softcap, 2048 and 8192 tokens", "softcap"),
     Workload("softcap, 8 x 32 heads of 2048 tokens", "softcap", report="cuda_h100_softcap"),
     Workload("lists of blocks, 32768 tokens", "blocks", report="cuda_h100_blocks"),
     Workload("bias tables of T5-XL and Swin", "bias_table", report="cuda_h100_blocks"),
@@ -113,26 +114,10 @@ def slow_points_table() -> str:
         for row in filter(has_peer, rows(report)):
             ratio = times_as_fast([row])
             if round(ratio, 2) < 1:
-                found.append((f"{ratio:.2f}", _problem(row)))
+                found.append((f"{ratio:.2f}", f"{row['pass']}, {gpu_tables.problem(row)}"))
     lines = ["| times as fast | problem |", "| --- | --- |"]
-    lines += [f"| {ratio} | {problem} |" for ratio, problem in sorted(set(found))]
+    lines += [f"| {ratio} | {problem} |" for ratio, problem in sorted(found)]
     return "\n".join(lines)
-
-
-OPTIONS = {"softcap": "softcap", "sinks": "sinks", "alibi": "ALiBi", "mask": "a mask or bias", "dropout": "dropout"}
-
-
-def _problem(row: dict) -> str:
-    heads, key_heads, queries, keys = (row[name] for name in ("num_heads", "num_key_heads", "seqlen_q", "seqlen_k"))
-    words = [row["pass"], *["causal"] * (row["causal"] and queries > 1)]
-    words += [OPTIONS[row["suite"]]] if row["suite"] in OPTIONS else []
-    words += [kind for kind in ("masked", "window", "cache", "page") if kind in row["case"]]
-    words += [row["dtype"]] * (row["dtype"] != "bfloat16")
-    words.append(f"{row['batch']} x {heads} heads" + f" ({key_heads} of keys)" * (key_heads != heads))
-    words.append(
-        f"{queries} tokens" if queries == keys else f"{queries} quer{'y' if queries == 1 else 'ies'}, {keys} keys"
-    )
-    return ", ".join([*words, f"head dim {row['head_dim']}"])
 
 
 def times_as_fast_table(workloads: tuple[Workload, ...]) -> str:

@@ -13,8 +13,8 @@ from flash_attn_ext.masks import BlockLists, BlocksAndIntervals
 
 
 def blocks_of(block_lists: Any, q: Tensor, k: Tensor) -> Tensor:
-    """bool (..., Hq or 1, query blocks, key blocks). Heads come before the sequence in q and k. Batch dimensions, and
-    devices, are checked with those of the call's other tensors."""
+    """bool (..., Hq or 1, query blocks, key blocks). Heads come before the sequence in q and k. More batch
+    dimensions than q has, and devices, are checked with those of the call's other tensors."""
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     lists = _lists_of(block_lists, num_queries, num_keys)
     counts = lists.counts
@@ -55,7 +55,9 @@ def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
     if isinstance(block_lists, BlockLists):
         return block_lists
     if isinstance(block_lists, BlocksAndIntervals):
-        raise TypeError("block_lists is what from_block_mask returns, lists and intervals: pass **mask._asdict()")
+        raise TypeError(
+            "block_lists is what from_block_mask returns, lists and intervals: pass **block_lists._asdict()"
+        )
     if not isinstance(block_lists, tuple) or len(block_lists) != 2:
         kind = type(block_lists).__name__
         remedy = ": pass **flash_attn_ext.masks.from_block_mask(block_mask)._asdict()" * (kind == "BlockMask")

@@ -35,7 +35,7 @@ def direct_entries(operands: tuple[Any, Any], causal: Any, layout: Any, table: A
     queries_dim, heads_dim = (1, 2) if layout == "bshd" else (2, 1)
     if not isinstance(index, str | T5Buckets) or table.shape[0] != q.shape[heads_dim]:
         return None
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+    if _is_capturing(q.device):
         return None
     num_queries, num_keys = q.shape[queries_dim], k.shape[queries_dim]
     diagonal = 0 if causal == "top_left" else num_keys - num_queries
@@ -73,7 +73,7 @@ def _entries_of_diagonals(
     index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device, operands: int
 ) -> Tensor:
     may_keep = operands >= _C.PLAIN and not is_compiling() and isinstance(index, str | T5Buckets)
-    if not may_keep or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if not may_keep or _is_capturing(device):
         return _entries(index, num_entries, shape, device)
     return _kept_entries(index, num_entries, shape, device)
 
@@ -87,25 +87,25 @@ def _entries(index: Any, num_entries: int, shape: tuple[int, int, int], device: 
 
 
 def _kept_entries(index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device) -> Tensor:
-    """The same, kept, because its operations take longer than a call."""
-    entries, made, by = _entries_and_their_event(index, num_entries, shape, device)
-    if made is not None and (stream := torch.cuda.current_stream(device)) != by:
-        stream.wait_event(made)
-        entries.record_stream(stream)
-    return entries
+    """The same, kept for each stream, because its operations take longer than a call."""
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    return _entries_of_stream(index, num_entries, shape, device, stream)
 
 
 @functools.lru_cache(maxsize=64)
-def _entries_and_their_event(
-    index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device
-) -> tuple[Tensor, torch.cuda.Event | None, torch.cuda.Stream | None]:
-    """The entries, and on a GPU when and by which stream they are made, for the other streams."""
+def _entries_of_stream(
+    index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device, _stream: Any
+) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        entries = _entries(index, num_entries, shape, device)
+        return _entries(index, num_entries, shape, device)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of that device captures a graph, whose memory nothing else may keep."""
     if device.type != "cuda":
-        return entries, None, None
-    stream = torch.cuda.current_stream(device)
-    return entries, stream.record_event(), stream
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _bias_of(table: Tensor, entries: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ class BlockLists:
         query_block, key_block: the queries and the keys of a block, each 64 or 128.
 
     Raises:
-        TypeError: ``counts`` or ``indices`` is no tensor, or a size no int. RuntimeError: dtypes or shapes.
-        ValueError: a size other than 64 and 128.
+        TypeError: ``counts`` or ``indices`` is no tensor, or a size no int.
+        RuntimeError: dtypes, layouts, devices or shapes. ValueError: a size other than 64 and 128.
 
     Example:
         >>> own_and_first = torch.tensor([[0, 0], [1, 0], [2, 0]], dtype=torch.int32)  # for each of three query blocks
@@ -52,7 +52,9 @@ class BlockLists:
                 raise TypeError(f"{name} of block lists must be an int32 or int64 tensor, got {type(tensor).__name__}")
             if tensor.dtype not in (torch.int32, torch.int64):
                 raise RuntimeError(f"{name} of block lists must be int32 or int64, got {tensor.dtype}")
-            if tensor.is_nested or tensor.layout != torch.strided:
+            if tensor.is_nested:
+                raise RuntimeError(f"{name} of block lists must be dense, got a nested tensor: pad it")
+            if tensor.layout != torch.strided:
                 raise RuntimeError(f"{name} of block lists must be dense, got {tensor.layout}: pass its to_dense()")
         if counts.device != indices.device:
             raise RuntimeError(f"counts of block lists are on {counts.device}, but indices on {indices.device}")

@@ -267,7 +267,7 @@ def test_any_number_of_threads(kind):
 
 
 def test_a_tensor_is_the_bias_that_it_looks_up(backend):
-    """Bits, layout and dropout of a large call; and autograd notices a table that changes before the backward pass."""
+    """Bits, layout and dropout of a large call; and autograd notices an index that changes before the backward pass."""
     device = backend.device
     q, k, v = (torch.randn(1, 700, heads, 16, device=device).requires_grad_() for heads in (8, 2, 2))
     table = torch.randn(8, 9, device=device, requires_grad=True)

@@ -5,6 +5,7 @@ what `preloaded` names.
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -82,7 +83,8 @@ def run_forked(
     preloaded: str = "torch",
 ) -> subprocess.CompletedProcess:
     """Runs a program, given as its text or as a file. `folder`: the current folder, which is on its path.
-    `environment`: the variables that differ from ours. What torch reads when it is imported, it has read before."""
+    `environment`: the variables that differ from ours. torch is imported already, so those that it reads
+    at import have no effect."""
     is_file = isinstance(program, Path)
     with tempfile.TemporaryDirectory() as outputs:
         stdout, stderr = (Path(outputs) / name for name in ("stdout", "stderr"))
@@ -98,8 +100,9 @@ def run_forked(
             stderr=str(stderr),
         )
         server = _server(preloaded)
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            server.stdin.write(json.dumps(job) + "\n")
+            server.stdin.flush()
         answer = server.stdout.readline()
         assert answer, f"the process that forks ended with {server.wait()}"
         code = int(answer)

@@ -248,10 +248,7 @@ py::object direct_sdpa(const SdpaArguments& given) {
   return results_of(in, {}, [&] { return attention(in, /*wants_lse=*/false); });
 }
 
-// Looks the bias up in a table, by the entries of all diagonals or of all pairs. A bias of pairs is made only up to
-// this size.
-constexpr int64_t kMostBiasBytes = int64_t{64} << 20;
-
+// Looks the bias up in a table, by the entries of all diagonals or of all pairs.
 bool look_bias_up(const AttentionArguments& given, AttentionInputs& in) {
   std::optional<at::Tensor> table, entries;
   if (!read(given.bias_table, table) || !read(given.bias_entries, entries)) return false;
@@ -265,8 +262,7 @@ bool look_bias_up(const AttentionArguments& given, AttentionInputs& in) {
       entries->scalar_type() == at::kInt && entries->device() == in.q.device() && entries->is_contiguous() &&
       queries > 0 && keys > 0 &&
       (of_diagonals ? entries->size(0) == queries + keys - 1
-                    : entries->dim() == 2 && entries->size(0) == queries && entries->size(1) == keys &&
-                          heads * queries * keys * table->element_size() <= kMostBiasBytes);
+                    : entries->dim() == 2 && entries->size(0) == queries && entries->size(1) == keys);
   if (!takes_table || !takes_entries || !holds_memory(*table)) return false;
   const at::Tensor bias = recorded_look_up(*table, entries->view({-1}));
   in.bias = of_diagonals ? bias.view({1, heads, 1, -1}) : bias.view({1, heads, queries, keys});
