@@ -26,8 +26,8 @@ import readme_figures  # noqa: E402
 import speed_tables  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-REPORT = RESULTS / "cuda_h100.json"
-PORTABLE, DECODING, GENERATION = "cuda_h100_sm80", "cuda_h100_decode", "cuda_h100_generate"
+REPORT = RESULTS / "cuda_h200.json"
+PORTABLE, DECODING, GENERATION = "cuda_h200_sm80", "cuda_h200_decode", "cuda_h100_generate"
 PICTURE = RESULTS / "overview.png"
 README, GUIDE = readme_figures.PAGES
 CPU_PAGE, FORWARD_PAGE, BACKWARD_PAGE, FEW_QUERIES_PAGE, PORTABLE_PAGE, SPLIT_PAGE, SWITCH_PAGE = TABLE_PAGES = (
@@ -44,7 +44,7 @@ BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to he
 PEERS = ("cudnn", "fa4", "fa3", "flash")
 TABLE_SEQLEN = 8192
 README_WORDS = (
-    "Times as fast as the fastest other kernel, bfloat16, on an H100: geometric mean, worst point in brackets."
+    "Times as fast as the fastest other kernel, bfloat16, on an H200: geometric mean, worst point in brackets."
 )
 GRID_WORDS = (
     f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
@@ -54,12 +54,12 @@ PICTURE_HEAD_DIM = 128
 PICTURED = (
     "cpu_epyc_2_cores",
     "cpu_few_keys_epyc",
-    "cuda_h100",
-    "cuda_h100_sm80",
+    "cuda_h200",
+    "cuda_h200_sm80",
     "cuda_h100_blocks",
-    "cuda_h100_workloads",
+    "cuda_h200_workloads",
     "cuda_h100_long",
-    "cuda_h100_masks",
+    "cuda_h200_masks",
 )
 
 Point = tuple[str, int, int]  # case, head dim, sequence length

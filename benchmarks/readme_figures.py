@@ -92,10 +92,10 @@ def quotes() -> Iterator[Quote]:
 
 def _grid() -> Quote:
     means = [
-        geometric_mean(times_as_fast([row], "cudnn") for row in rows("cuda_h100", suite="grid", **{"pass": name}))
+        geometric_mean(times_as_fast([row], "cudnn") for row in rows("cuda_h200", suite="grid", **{"pass": name}))
         for name in ("forward", "backward")
     ]
-    count = len(rows("cuda_h100", suite="grid", **{"pass": "forward"}))
+    count = len(rows("cuda_h200", suite="grid", **{"pass": "forward"}))
     return Quote(
         "is {} times as fast as cuDNN forward and {} times backward, in the geometric mean over {} bfloat16 shapes",
         (*ratio(*means), str(count)),
@@ -104,16 +104,16 @@ def _grid() -> Quote:
 
 
 def _training() -> Quote:
-    tokens = [found_in("training_h100.txt", rf"^{name} +([\d,]+) tokens/s") for name in ("flash_attn_ext", "torch")]
+    tokens = [found_in("training_h200.txt", rf"^{name} +([\d,]+) tokens/s") for name in ("flash_attn_ext", "torch")]
     thousands = tuple(f"{round(int(number.replace(',', '')) / 1000)},000" for number in tokens)
     return Quote("trains at {} tokens/s, and at {} with PyTorch's default attention", thousands, PAGES)
 
 
 def _short_calls() -> Iterator[Quote]:
-    in_a_row = [forward("cuda_h100", suite="in_a_row", seqlen_q=tokens) for tokens in (128, 197)]
+    in_a_row = [forward("cuda_h200", suite="in_a_row", seqlen_q=tokens) for tokens in (128, 197)]
     yield Quote("128 and 197 tokens are {} and {} times as fast back to back", ratio(*in_a_row))
     worst = [
-        min(times_as_fast([row]) for row in rows("cuda_h100", suite=suite, **{"pass": "forward"}))
+        min(times_as_fast([row]) for row in rows("cuda_h200", suite=suite, **{"pass": "forward"}))
         for suite in ("short", "head_dims")
     ]
     yield Quote(
@@ -122,11 +122,11 @@ def _short_calls() -> Iterator[Quote]:
 
 
 def _decoding() -> Iterator[Quote]:
-    compared = [row for row in rows("cuda_h100_decode", suite="decode") if row["against"] == "best"]
+    compared = [row for row in rows("cuda_h200_decode", suite="decode") if row["against"] == "best"]
     one = span([times_as_fast([row]) for row in compared if row["seqlen_q"] == 1])
     several = span([times_as_fast([row]) for row in compared if row["seqlen_q"] > 1])
     yield Quote(
-        "With one new token a call is {} to {} times as fast as the fastest other kernel, with 8 to 256 new tokens {} "
+        "With one new token a call is {} to {} times as fast as PyTorch's fastest kernel, with 8 to 256 new tokens {} "
         "to {} times",
         (*one, *several),
     )
@@ -138,10 +138,10 @@ def _decoding() -> Iterator[Quote]:
 
 
 def _other_gpus() -> Iterator[Quote]:
-    grid = rows("cuda_h100_sm80", suite="grid")
+    grid = rows("cuda_h200_sm80", suite="grid")
     of_peer = {name: [times_as_fast([row], name) for row in grid] for name in ("cudnn", "flash")}
     mean = f"{geometric_mean(of_peer['cudnn']):.2f}"
-    yield Quote("On an H100 they are {} times as fast as cuDNN in the geometric mean", (mean,), (README,))
+    yield Quote("On an H200 they are {} times as fast as cuDNN in the geometric mean", (mean,), (README,))
     yield Quote(
         "the portable backend is {} to {} times as fast as cuDNN ({} in the geometric mean of both passes) and {} to "
         "{} times as fast as FlashAttention-2",
@@ -156,7 +156,7 @@ def _odd_head_dims() -> Quote:
     ]
     return Quote(
         "At head dim 72, forward and backward together are {} to {} times as fast",
-        span([both("cuda_h100", **point) for point in points]),
+        span([both("cuda_h200", **point) for point in points]),
     )
 
 

@@ -21,12 +21,16 @@ class Workload:
     title: str
     suite: str
     peer: str | None = None
-    report: str = "cuda_h100"
+    report: str = "cuda_h200"
     keep: Callable[[dict], bool] = lambda row: True
 
     @property
     def is_measured(self) -> bool:
         return any(row["suite"] == self.suite for row in rows(self.report))
+
+    @property
+    def line(self) -> str:
+        return self.title + on_another_gpu(self.report)
 
     def cell(self, pass_: str) -> str:
         """ "mean (worst)", or a single ratio; "none" for a pass that the suite does not have."""
@@ -35,6 +39,11 @@ class Workload:
         if not ratios:
             return "none"
         return f"{geometric_mean(ratios):.2f} ({min(ratios):.2f})" if len(ratios) > 1 else f"{ratios[0]:.2f}"
+
+
+def on_another_gpu(report: str) -> str:
+    """What names the GPU of a report that comes from another one than most lines."""
+    return " (H100)" if report.startswith("cuda_h100") else ""
 
 
 def has_peer(row: dict, peer: str | None = None) -> bool:
@@ -53,25 +62,24 @@ def may_count(row: dict) -> bool:
 
 
 WORKLOADS = (
-    Workload("workloads as models have them", "workloads", report="cuda_h100_workloads", keep=may_count),
-    Workload("one sequence of 16384 to 131072 tokens, backward without query chunks", "long", report="cuda_h100_long"),
+    Workload("workloads as models have them", "workloads", report="cuda_h200_workloads", keep=may_count),
+    Workload("one sequence of 16384 to 131072 tokens", "long", report="cuda_h100_long"),
     Workload("encoders: 128 to 256 tokens, padding, cross-attention", "encoders"),
     Workload("short sequences back to back, 64 to 1000 tokens", "in_a_row"),
     Workload("single short calls, 64 to 1000 tokens", "short"),
     Workload("grouped heads, causal, up to 32768 tokens", "gqa"),
     Workload("packed sequences, causal", "varlen"),
     Workload("masks and biases", "mask"),
-    Workload("documents, images, prefixes and chunks, as intervals of keys", "masks", report="cuda_h100_masks"),
+    Workload("documents, images, prefixes and chunks, as intervals of keys", "masks", report="cuda_h200_masks"),
     Workload("dropout", "dropout"),
     Workload("softcap, 2048 and 8192 tokens", "softcap"),
-    Workload("softcap, 8 x 32 heads of 2048 tokens", "softcap", report="cuda_h100_softcap"),
     Workload("lists of blocks, 32768 tokens", "blocks", report="cuda_h100_blocks"),
     Workload("bias tables of T5-XL and Swin", "bias_table", report="cuda_h100_blocks"),
-    Workload("ALiBi, 8 x 32 heads of 2048 tokens", "alibi", report="cuda_h100_alibi", keep=may_count),
+    Workload("ALiBi, 2048 and 8192 tokens", "alibi", report="cuda_h100_alibi", keep=may_count),
     Workload("attention sinks", "sinks"),
     Workload("head dims from 40 to 512", "head_dims"),
     Workload("few queries, many keys", "few_queries"),
-    Workload("one new token, long caches", "decode", report="cuda_h100_decode", keep=is_decode_step),
+    Workload("one new token, long caches", "decode", report="cuda_h200_decode", keep=is_decode_step),
     Workload("full and causal, 512 to 16384 tokens", "grid"),
     Workload("the same, beside cuDNN", "grid", "cudnn"),
     Workload("the same, beside FlashAttention-4", "grid", "fa4"),
@@ -96,12 +104,11 @@ IN_README = tuple(work for work in WORKLOADS if work.suite not in ONLY_IN_THE_GU
 
 # Reports in which a slow point counts. Those of text generation time whole models.
 WITH_SLOW_POINTS = (
-    "cuda_h100",
-    "cuda_h100_decode",
-    "cuda_h100_workloads",
+    "cuda_h200",
+    "cuda_h200_decode",
+    "cuda_h200_workloads",
     "cuda_h100_long",
-    "cuda_h100_masks",
-    "cuda_h100_softcap",
+    "cuda_h200_masks",
     "cuda_h100_alibi",
     "cuda_h100_blocks",
 )
@@ -114,7 +121,7 @@ def slow_points_table() -> str:
         for row in filter(has_peer, rows(report)):
             ratio = times_as_fast([row])
             if round(ratio, 2) < 1:
-                found.append((f"{ratio:.2f}", f"{row['pass']}, {gpu_tables.problem(row)}"))
+                found.append((f"{ratio:.2f}", f"{row['pass']}, {gpu_tables.problem(row)}{on_another_gpu(report)}"))
     lines = ["| times as fast | problem |", "| --- | --- |"]
     lines += [f"| {ratio} | {problem} |" for ratio, problem in sorted(found)]
     return "\n".join(lines)
@@ -123,5 +130,5 @@ def slow_points_table() -> str:
 def times_as_fast_table(workloads: tuple[Workload, ...]) -> str:
     lines = ["| workload | forward | backward |", "| --- | --- | --- |"]
     measured = (work for work in workloads if work.is_measured)
-    lines += [f"| {work.title} | {' | '.join(work.cell(pass_) for pass_ in PASSES)} |" for work in measured]
+    lines += [f"| {work.line} | {' | '.join(work.cell(pass_) for pass_ in PASSES)} |" for work in measured]
     return "\n".join(lines)

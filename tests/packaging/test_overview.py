@@ -110,7 +110,8 @@ def test_every_point_below_1_has_a_row(overview):
     assert all(float(ratio) < 1 for ratio, _ in found)
     points = [
         (min(time for time in row["peer_ms"].values() if time), row["ours_ms"])
-        for row in tables.rows("cuda_h100", suite="grid")
+        for row in tables.rows("cuda_h200_workloads")
+        if tables.has_peer(row)
     ]
     slow = {f"{round(peer / ours, 2):.2f}" for peer, ours in points if round(peer / ours, 2) < 1}
     assert slow and slow <= {ratio for ratio, _ in found}
@@ -119,11 +120,11 @@ def test_every_point_below_1_has_a_row(overview):
 def test_ratios_of_a_workload_are_means_and_worst_points(overview):
     """A point counts by the fastest peer that ran it; a suite without a pass says so."""
     tables = overview["speed_tables"]
-    rows = [row for row in tables.rows("cuda_h100", suite="dropout") if row["pass"] == "backward"]
+    rows = [row for row in tables.rows("cuda_h200", suite="dropout") if row["pass"] == "backward"]
     ratios = [min(row["peer_ms"].values()) / row["ours_ms"] for row in rows]
     mean = (ratios[0] * ratios[1]) ** 0.5
     assert tables.Workload("", "dropout").cell("backward") == f"{mean:.2f} ({min(ratios):.2f})"
-    assert tables.Workload("", "decode", report="cuda_h100_decode").cell("backward") == "none"
+    assert tables.Workload("", "decode", report="cuda_h200_decode").cell("backward") == "none"
 
 
 def test_a_suite_that_no_report_has_has_no_line(overview):
