@@ -39,6 +39,10 @@ def rows(report: str, **fields) -> list[dict]:
     return found
 
 
+def machine(report: str) -> dict:
+    return json.loads((RESULTS / f"{report}.json").read_text())["machine"]
+
+
 def times_as_fast(passes: list[dict], peer: str | None = None) -> float:
     """How many times as fast as the peer we are, or as the fastest of those that ran every pass. Several passes count
     by the sum of their times."""

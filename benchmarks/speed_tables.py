@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import gpu_tables
-from readme_figures import rows, times_as_fast
+from readme_figures import machine, rows, times_as_fast
 
 from flash_attn_ext.cli.bench.rows import geometric_mean
 
@@ -43,7 +43,8 @@ class Workload:
 
 def on_another_gpu(report: str) -> str:
     """What names the GPU of a report that comes from another one than most lines."""
-    return " (H100)" if report.startswith("cuda_h100") else ""
+    gpu = machine(report).get("gpu", "")
+    return " (H100)" if "H100" in gpu else ""
 
 
 def has_peer(row: dict, peer: str | None = None) -> bool:
@@ -63,7 +64,7 @@ def may_count(row: dict) -> bool:
 
 WORKLOADS = (
     Workload("workloads as models have them", "workloads", report="cuda_h200_workloads", keep=may_count),
-    Workload("one sequence of 16384 to 131072 tokens", "long", report="cuda_h100_long"),
+    Workload("one sequence of 16384 to 131072 tokens, beside PyTorch's kernels", "long", report="cuda_h100_long"),
     Workload("encoders: 128 to 256 tokens, padding, cross-attention", "encoders"),
     Workload("short sequences back to back, 64 to 1000 tokens", "in_a_row"),
     Workload("single short calls, 64 to 1000 tokens", "short"),
@@ -75,11 +76,13 @@ WORKLOADS = (
     Workload("softcap, 2048 and 8192 tokens", "softcap"),
     Workload("lists of blocks, 32768 tokens", "blocks", report="cuda_h100_blocks"),
     Workload("bias tables of T5-XL and Swin", "bias_table", report="cuda_h100_blocks"),
-    Workload("ALiBi, 2048 and 8192 tokens", "alibi", report="cuda_h100_alibi", keep=may_count),
+    Workload("ALiBi, 2048 tokens, and 8192 at head dim 64", "alibi", report="cuda_h100_alibi", keep=may_count),
     Workload("attention sinks", "sinks"),
     Workload("head dims from 40 to 512", "head_dims"),
     Workload("few queries, many keys", "few_queries"),
-    Workload("one new token, long caches", "decode", report="cuda_h200_decode", keep=is_decode_step),
+    Workload(
+        "one new token, long caches, beside PyTorch's kernels", "decode", report="cuda_h200_decode", keep=is_decode_step
+    ),
     Workload("full and causal, 512 to 16384 tokens", "grid"),
     Workload("the same, beside cuDNN", "grid", "cudnn"),
     Workload("the same, beside FlashAttention-4", "grid", "fa4"),
