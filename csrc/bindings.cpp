@@ -13,7 +13,7 @@
 #include "host/call/python_call.h"
 #include "host/derivatives/plain_tiles.h"
 #include "host/derivatives/tangents.h"
-#include "host/library.h"
+#include "host/library/library.h"
 #include "host/make_params.h"
 #include "host/report/build_info.h"
 #include "host/report/explain.h"

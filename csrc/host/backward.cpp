@@ -6,7 +6,7 @@
 #include "host/attention.h"
 #include "host/backends.h"
 #include "host/checks.h"
-#include "host/limits.h"
+#include "host/library/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"
 #include "host/report/range.h"

@@ -4,7 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
-#include "host/library.h"
+#include "host/library/library.h"
 #include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "host/library.h"
+#include "host/library/library.h"
 #include "host/make_params.h"
 #include "host/tensor_checks.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "host/allocate.h"
-#include "host/library.h"
+#include "host/library/library.h"
 #include "host/make_params.h"
 #include "host/tensor_checks.h"
 

@@ -5,8 +5,8 @@
 #include "host/allocate.h"
 #include "host/backends.h"
 #include "host/checks.h"
-#include "host/library.h"
-#include "host/limits.h"
+#include "host/library/library.h"
+#include "host/library/limits.h"
 #include "host/make_params.h"
 
 namespace flash_attn_ext::host {
