@@ -1,7 +1,7 @@
 """Converts users' tensors to the one form that the extension takes (see ``_C.pyi``), and its results back.
 
 Only what changes form is checked here: ranks and leading dimensions. Shapes, dtypes and devices of the canonical form
-are checked once, in C++ (csrc/host/checks.h).
+are checked once, in C++ (csrc/host/checks/checks.h).
 """
 
 from __future__ import annotations

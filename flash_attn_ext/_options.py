@@ -1,5 +1,5 @@
 """The keywords of ``attention``, ``attention_varlen`` and ``explain`` as a problem, and the checks of those that are no
-tensors. Their ranges are checked in C++ (csrc/host/checks.cpp)."""
+tensors. Their ranges are checked in C++ (csrc/host/checks/checks.cpp)."""
 
 from __future__ import annotations
 

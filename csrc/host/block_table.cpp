@@ -4,8 +4,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
+#include "host/checks/tensor_checks.h"
 #include "host/library/library.h"
-#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 

@@ -5,7 +5,7 @@
 #include "attention/params.h"
 #include "host/attention.h"
 #include "host/backends.h"
-#include "host/checks.h"
+#include "host/checks/checks.h"
 #include "host/make_params.h"
 #include "host/readable.h"
 

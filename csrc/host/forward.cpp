@@ -5,7 +5,7 @@
 
 #include "host/allocate.h"
 #include "host/attention.h"
-#include "host/checks.h"
+#include "host/checks/checks.h"
 #include "host/library/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"

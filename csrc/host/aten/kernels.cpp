@@ -14,7 +14,7 @@
 #include "host/attention.h"
 #include "host/call/autograd.h"
 #include "host/call/operators.h"
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "host/call/fields.h"
 #include "host/call/operators.h"
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "host/allocate.h"
+#include "host/checks/tensor_checks.h"
 #include "host/library/library.h"
 #include "host/make_params.h"
-#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -6,13 +6,13 @@
 
 #include "host/allocate.h"
 #include "host/backends.h"
-#include "host/checks.h"
+#include "host/checks/checks.h"
+#include "host/checks/tensor_checks.h"
 #include "host/library/library.h"
 #include "host/library/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"
 #include "host/report/range.h"
-#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "host/allocate.h"
 #include "host/backends.h"
-#include "host/checks.h"
+#include "host/checks/checks.h"
 #include "host/library/library.h"
 #include "host/library/limits.h"
 #include "host/make_params.h"
