@@ -7,7 +7,7 @@
 #include "host/backends.h"
 #include "host/checks/checks.h"
 #include "host/make_params.h"
-#include "host/readable.h"
+#include "host/memory/readable.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -7,7 +7,7 @@
 #include "host/checks/tensor_checks.h"
 #include "host/forward.h"
 #include "host/make_params.h"
-#include "host/readable.h"
+#include "host/memory/readable.h"
 
 namespace flash_attn_ext::host {
 namespace {
