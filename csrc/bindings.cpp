@@ -5,7 +5,6 @@
 #include "host/aten/front.h"
 #include "host/attention.h"
 #include "host/backends.h"
-#include "host/block_table.h"
 #include "host/cache/kv_cache.h"
 #include "host/call/autograd.h"
 #include "host/call/direct_calls.h"
@@ -19,7 +18,8 @@
 #include "host/report/explain.h"
 #include "host/report/inspect.h"
 #include "host/report/log.h"
-#include "host/table_sums.h"
+#include "host/tables/block_table.h"
+#include "host/tables/table_sums.h"
 
 namespace py = pybind11;
 

@@ -18,7 +18,7 @@
 #include "host/call/python_call.h"
 #include "host/checks/checks.h"
 #include "host/checks/tensor_checks.h"
-#include "host/table_sums.h"
+#include "host/tables/table_sums.h"
 
 namespace flash_attn_ext::host {
 namespace {

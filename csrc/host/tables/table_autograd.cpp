@@ -13,7 +13,7 @@
 
 #include "host/call/operators.h"
 #include "host/checks/tensor_checks.h"
-#include "host/table_sums.h"
+#include "host/tables/table_sums.h"
 
 namespace flash_attn_ext::host {
 namespace {

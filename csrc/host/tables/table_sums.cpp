@@ -1,4 +1,4 @@
-#include "host/table_sums.h"
+#include "host/tables/table_sums.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-#include "host/block_table.h"
+#include "host/tables/block_table.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
