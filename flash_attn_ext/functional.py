@@ -11,10 +11,10 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function
 
 from flash_attn_ext import _C
-from flash_attn_ext._blocks import tensors_of
-from flash_attn_ext._canonical import packed_form
+from flash_attn_ext._call.blocks import tensors_of
+from flash_attn_ext._call.canonical import packed_form
+from flash_attn_ext._call.options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._explanation import Explanation, plans_of
-from flash_attn_ext._options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
 from flash_attn_ext._table_attention import attend_with_table, direct_entries, problem_to_explain
 from flash_attn_ext.autograd import attend

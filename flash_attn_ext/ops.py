@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import (
+from flash_attn_ext._call.problem import (
     CACHE_SCHEMA,
     DIFFERENTIABLE,
     NUM_TENSORS,

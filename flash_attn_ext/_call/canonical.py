@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 
 CANONICAL = _C.CANONICAL
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn_ext._blocks import blocks_of
-from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.blocks import blocks_of
+from flash_attn_ext._call.canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.masks import Intervals
 from flash_attn_ext.reference import largest_of_heads
 from flash_attn_ext.types import Causal, Layout, MaxLogit, Window

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import operands_of
+from flash_attn_ext._call.canonical import operands_of
 from flash_attn_ext.masks import BlockLists, BlocksAndIntervals
 
 
