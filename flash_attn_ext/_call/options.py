@@ -14,7 +14,6 @@ from flash_attn_ext._call.blocks import blocks_of
 from flash_attn_ext._call.canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
 from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.masks import Intervals
-from flash_attn_ext.reference import largest_of_heads
 from flash_attn_ext.types import Causal, Layout, MaxLogit, Window
 
 _CAUSALITIES: tuple[Causal, ...] = ("top_left", "bottom_right")
@@ -201,5 +200,11 @@ def results_of(
     wanted = (out, lse) if return_lse else (out,)
     if max_logit is not None:
         assert row_max is not None  # the problem wants it
-        wanted = (*wanted, row_max if max_logit == "row" else largest_of_heads(row_max))
+        wanted = (*wanted, row_max if max_logit == "row" else _largest_of_heads(row_max))
     return wanted if len(wanted) > 1 else out
+
+
+def _largest_of_heads(row_max: Tensor) -> Tensor:
+    """(heads,) of (..., heads, queries), or () of (queries,)."""
+    dims = [dim for dim in range(row_max.dim()) if dim != row_max.dim() - 2]
+    return row_max.amax(dims) if row_max.numel() else row_max.new_full(row_max.shape[-2:-1], -torch.inf)
