@@ -170,7 +170,7 @@ def attention(
     backend: Backend | None = None,
     allow_tf32: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Exact attention with every feature of the library. Everything combines with everything.
+    """Exact attention with every feature of the library. Everything combines, but for ``bias`` with ``bias_table``.
 
     In order: scale, softcap, ALiBi, bias, mask, intervals and blocks, causality and window, softmax (with the sink),
     dropout::
