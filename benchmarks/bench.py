@@ -1,6 +1,6 @@
 """``python -m flash_attn_ext bench`` with two additions: goals for a suite's figures, and text generation by a model.
 
-    python benchmarks/bench.py --device cuda --goals benchmarks/goals.py    # goals for our own H200 beside each suite
+    python benchmarks/bench.py --device cuda --goals benchmarks/goals.py    # goals for an H200 beside each suite
     python benchmarks/bench.py --suite generate                             # a Llama's tokens per second; transformers
 
 It takes every option of ``bench``.

@@ -5,7 +5,6 @@
 #include "host/aten/front.h"
 #include "host/attention.h"
 #include "host/backends.h"
-#include "host/block_table.h"
 #include "host/cache/kv_cache.h"
 #include "host/call/autograd.h"
 #include "host/call/direct_calls.h"
@@ -13,13 +12,14 @@
 #include "host/call/python_call.h"
 #include "host/derivatives/plain_tiles.h"
 #include "host/derivatives/tangents.h"
-#include "host/library.h"
+#include "host/library/library.h"
 #include "host/make_params.h"
 #include "host/report/build_info.h"
 #include "host/report/explain.h"
 #include "host/report/inspect.h"
 #include "host/report/log.h"
-#include "host/table_sums.h"
+#include "host/tables/block_table.h"
+#include "host/tables/table_sums.h"
 
 namespace py = pybind11;
 

@@ -1,6 +1,6 @@
 """The compiled half of flash_attn_ext (csrc/bindings.cpp), as functional.py and ops.py call it.
 
-One attention call in canonical form is a Problem (_problem.py), of which any tuple of the same fields will do:
+One attention call in canonical form is a Problem (_call/problem.py), of which any tuple of the same fields will do:
 
     q, k, v            dense: (B, Hq, Sq, D), (B, Hk, Sk, D), (B, Hk, Sk, Dv); packed, when cu_seqlens_* are given:
                        (Tq, Hq, D), (Tk, Hk, D), (Tk, Hk, Dv). One dtype of float32, float64, bfloat16, float16; any
@@ -38,7 +38,7 @@ from typing import Any, TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import KvCache, Problem
+from flash_attn_ext._call.problem import KvCache, Problem
 from flash_attn_ext.types import Backend
 
 _Problem: TypeAlias = Problem | tuple[Any, ...]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext._call.problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.types import Backend
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import ops  # noqa: F401  (defines the operators)
-from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem, block_size
+from flash_attn_ext._call.problem import DIFFERENTIABLE, KvCache, Problem, block_size
 from flash_attn_ext.derivatives.kinds import tangent_name
 
 REGISTRY = "torch.utils.flop_counter"

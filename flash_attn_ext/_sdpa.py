@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import (
+from flash_attn_ext._call.canonical import (
     DenseForm,
     Names,
     autocast_dtype,
@@ -18,8 +18,8 @@ from flash_attn_ext._canonical import (
     operands_of,
     require_tensors,
 )
-from flash_attn_ext._options import check_flag, check_number, check_number_or_none
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.options import check_flag, check_number, check_number_or_none
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext._torch_private import jagged_class, overloaded_args
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.types import Causal

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import autocast_dtype, cast, require_tensors
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.canonical import autocast_dtype, cast, require_tensors
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.bias_tables import T5Buckets, entries_of_distances
 from flash_attn_ext.derivatives.table_entries import look_up

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import operands_of
-from flash_attn_ext._problem import DIFFERENTIABLE, Problem
-from flash_attn_ext._seeds import draw_seed
+from flash_attn_ext._call.canonical import operands_of
+from flash_attn_ext._call.problem import DIFFERENTIABLE, Problem
+from flash_attn_ext._call.seeds import draw_seed
 from flash_attn_ext._torch_private import are_functorch_transforms_active
 from flash_attn_ext.derivatives.batching import Mapped
 from flash_attn_ext.derivatives.diagonals import with_all_pairs

@@ -11,10 +11,10 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function
 
 from flash_attn_ext import _C
-from flash_attn_ext._blocks import tensors_of
-from flash_attn_ext._canonical import packed_form
+from flash_attn_ext._call.blocks import tensors_of
+from flash_attn_ext._call.canonical import packed_form
+from flash_attn_ext._call.options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._explanation import Explanation, plans_of
-from flash_attn_ext._options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
 from flash_attn_ext._table_attention import attend_with_table, direct_entries, problem_to_explain
 from flash_attn_ext.autograd import attend
@@ -170,7 +170,7 @@ def attention(
     backend: Backend | None = None,
     allow_tf32: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
-    """Exact attention with every feature of the library. Everything combines with everything.
+    """Exact attention with every feature of the library. Everything combines, but for ``bias`` with ``bias_table``.
 
     In order: scale, softcap, ALiBi, bias, mask, intervals and blocks, causality and window, softmax (with the sink),
     dropout::

@@ -10,8 +10,8 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
-from flash_attn_ext._options import (
+from flash_attn_ext._call.canonical import four_dimensional, operands_of, require_tensors
+from flash_attn_ext._call.options import (
     check_flag,
     check_integer,
     check_max_logit,
@@ -19,7 +19,7 @@ from flash_attn_ext._options import (
     problem_of,
     results_of,
 )
-from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
+from flash_attn_ext._call.problem import DIFFERENTIABLE, KvCache, Problem
 from flash_attn_ext._sdpa import operands_to_ask
 from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import Backend, Causal, KvCacheOptions, Layout, MaxLogit, Window

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import (
+from flash_attn_ext._call.problem import (
     CACHE_SCHEMA,
     DIFFERENTIABLE,
     NUM_TENSORS,
@@ -104,7 +104,7 @@ def _empty_gradient(name: str, of: Tensor) -> Tensor:
 
 
 def empty_in_order_of(like: Tensor, shape: Sequence[int], *, sequence_first: bool = False) -> Tensor:
-    """An empty tensor whose dimensions lie in memory as those of `like`: the rule of csrc/host/allocate.h.
+    """An empty tensor whose dimensions lie in memory as those of `like`: the rule of csrc/host/memory/allocate.h.
 
     Dimensions are sorted by the strides of `like`, largest first. Dimensions of equal stride keep their order, and so
     do all of a broadcast `like` (a stride of 0 in a dimension that is not 1); with `sequence_first` that order is

@@ -184,7 +184,7 @@ def attention_reference(
         out, lse, row_max = out[0], lse[0], row_max[0]
     out = out.transpose(-3, -2) if layout == "bshd" and not one_head else out
     if return_max_logit:
-        largest = row_max if return_max_logit == "row" else largest_of_heads(row_max)
+        largest = row_max if return_max_logit == "row" else _largest_of_heads(row_max)
         return (out, lse, largest) if return_lse else (out, largest)
     return (out, lse) if return_lse else out
 
@@ -413,10 +413,11 @@ def _largest(score: Tensor, visible: Tensor, lse: Tensor) -> Tensor:
     return largest.masked_fill(lse.isnan(), torch.nan)
 
 
-def largest_of_heads(row_max: Tensor) -> Tensor:
-    """(heads,) of (..., heads, queries), or () of (queries,)."""
-    dims = [dim for dim in range(row_max.dim()) if dim != row_max.dim() - 2]
-    return row_max.amax(dims) if row_max.numel() else row_max.new_full(row_max.shape[-2:-1], -torch.inf)
+def _largest_of_heads(row_max: Tensor) -> Tensor:
+    """(heads,) of (..., heads, queries), or () of (queries,). -inf of a head without queries."""
+    of_heads = row_max.movedim(-2, 0).flatten(1) if row_max.dim() > 1 else row_max
+    nothing = row_max.new_full((*of_heads.shape[:-1], 1), -torch.inf)
+    return torch.cat((of_heads, nothing), -1).amax(-1)
 
 
 def _of_sequence(table: Tensor | None, index: int, lengths: tuple[int, int]) -> Tensor | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, overload
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from flash_attn_ext._canonical import operands_of, packed_form
-from flash_attn_ext._options import check_flag, check_max_logit, problem_of, results_of
+from flash_attn_ext._call.canonical import operands_of, packed_form
+from flash_attn_ext._call.options import check_flag, check_max_logit, problem_of, results_of
 from flash_attn_ext._sdpa import operands_to_ask
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.masks import Intervals

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <utility>
 
-#include "host/library.h"
+#include "host/library/library.h"
 #include "kernels/config/sm90_forward.h"
 
 namespace flash_attn_ext::host {

@@ -7,7 +7,7 @@
 #include "attention/append.h"
 #include "attention/params.h"
 #include "host/call/inputs.h"
-#include "host/library.h"
+#include "host/library/library.h"
 #include "host/reasons.h"
 
 namespace flash_attn_ext::host {

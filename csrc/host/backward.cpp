@@ -2,13 +2,13 @@
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
-#include "host/allocate.h"
 #include "host/attention.h"
 #include "host/backends.h"
-#include "host/checks.h"
-#include "host/limits.h"
+#include "host/checks/checks.h"
+#include "host/library/limits.h"
 #include "host/make_params.h"
-#include "host/readable.h"
+#include "host/memory/allocate.h"
+#include "host/memory/readable.h"
 #include "host/report/range.h"
 
 namespace flash_attn_ext::host {

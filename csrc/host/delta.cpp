@@ -5,9 +5,9 @@
 #include "attention/params.h"
 #include "host/attention.h"
 #include "host/backends.h"
-#include "host/checks.h"
+#include "host/checks/checks.h"
 #include "host/make_params.h"
-#include "host/readable.h"
+#include "host/memory/readable.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "attention/division.h"
-#include "host/sequence_lengths.h"
+#include "host/checks/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -1,12 +1,25 @@
-// TMA loads and stores of boxes of a tensor.
+// TMA loads and stores of boxes of a tensor, and how long L2 keeps them.
 #pragma once
 
 #include <cuda.h>
 
+#include <cstdint>
+
 #include "ptx/barrier.h"
-#include "ptx/cache_policy.h"
 
 namespace flash_attn_ext::ptx {
+
+// An eviction priority of lines in L2: the operand of .L2::cache_hint.
+struct CachePolicy {
+  uint64_t bits;
+};
+
+// PTX ISA, createpolicy: for data that is not read again.
+__device__ __forceinline__ CachePolicy evict_first() {
+  CachePolicy policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
+  return policy;
+}
 
 // PTX ISA, prefetch.tensormap: prefetches a TMA descriptor.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {

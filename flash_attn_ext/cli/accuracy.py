@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import accumulate_dtype
-from flash_attn_ext._seeds import draw_seed
+from flash_attn_ext._call.problem import accumulate_dtype
+from flash_attn_ext._call.seeds import draw_seed
 from flash_attn_ext.cli.cases import Case, Inputs, make_inputs
 from flash_attn_ext.cli.error_rule import Comparison, Errors, errors_of, scale_of, slack_share
 from flash_attn_ext.functional import attention

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import accumulate_dtype
+from flash_attn_ext._call.problem import accumulate_dtype
 from flash_attn_ext.types import Causal
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn_ext._canonical import without_autocast
-from flash_attn_ext._problem import Problem, accumulate_dtype
+from flash_attn_ext._call.canonical import without_autocast
+from flash_attn_ext._call.problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import plain_tiles
 from flash_attn_ext.derivatives.forward_tangents import WeightedTile, of_sink, sink_weights, tangents_of_queries
 from flash_attn_ext.derivatives.products import add_sums, add_transposed_sums

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import accumulate_dtype
+from flash_attn_ext._call.problem import accumulate_dtype
 
 
 def all_pairs(numbers: Tensor, num_queries: int, num_keys: int) -> Tensor:

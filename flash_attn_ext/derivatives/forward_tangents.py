@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import without_autocast
-from flash_attn_ext._problem import Problem, accumulate_dtype
+from flash_attn_ext._call.canonical import without_autocast
+from flash_attn_ext._call.problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import plain_tiles
 from flash_attn_ext.derivatives.kinds import tangent_name
 from flash_attn_ext.derivatives.products import add_sums

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext._call.problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.derivatives.backward_tangents import backward_tangents
 from flash_attn_ext.derivatives.diagonals import of_diagonals, with_all_pairs
 from flash_attn_ext.derivatives.forward_tangents import forward_tangents

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 
-from flash_attn_ext._problem import DIFFERENTIABLE
+from flash_attn_ext._call.problem import DIFFERENTIABLE
 
 
 class Kind(enum.Enum):
-    """The comments give the shapes in canonical form (_problem.py), of dense calls; of packed calls."""
+    """The comments give the shapes in canonical form (_call/problem.py), of dense calls; of packed calls."""
 
     QUERIES = enum.auto()  # (B, Hq, Sq, *); (Tq, Hq, *)
     KEYS = enum.auto()  # (B, Hk, Sk, *); (Tk, Hk, *)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import operands_of
-from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext._call.canonical import operands_of
+from flash_attn_ext._call.problem import DIFFERENTIABLE, Problem
 from flash_attn_ext._torch_private import are_functorch_transforms_active, is_within_a_functorch_level
 from flash_attn_ext.derivatives.batching import Mapped, map_slices
 from flash_attn_ext.derivatives.kinds import TANGENTS, tangent_name

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import DIFFERENTIABLE, SCHEMA
+from flash_attn_ext._call.problem import DIFFERENTIABLE, SCHEMA
 from flash_attn_ext._torch_private import (
     DispatchKeySet,
     SingleLevelFunction,

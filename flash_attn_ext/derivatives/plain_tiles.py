@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import operands_of
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.canonical import operands_of
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.derivatives.products import add_sums, row_products, tile_dtype
 from flash_attn_ext.derivatives.subproblems import RESULT, present
 from flash_attn_ext.derivatives.tiles import Gradient, Rows, Scores, TileGradients

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import accumulate_dtype
+from flash_attn_ext._call.problem import accumulate_dtype
 
 
 def row_products(

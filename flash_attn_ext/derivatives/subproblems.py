@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.derivatives.kinds import KINDS, Kind
 
 RESULT = "result of "

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import accumulate_dtype
+from flash_attn_ext._call.problem import accumulate_dtype
 from flash_attn_ext.derivatives.recording import DEVICES, TAGS
 
 _LOOK_UP = "flash_attn_ext::table_look_up"

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem, accumulate_dtype, block_size
+from flash_attn_ext._call.problem import Problem, accumulate_dtype, block_size
 from flash_attn_ext.derivatives import dropout_bits
 from flash_attn_ext.derivatives.kinds import tangent_name
 from flash_attn_ext.derivatives.products import add_row_products, row_products

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from flash_attn_ext import _frames
-from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
+from flash_attn_ext._call.problem import DIFFERENTIABLE, NUM_TENSORS, Problem
 from flash_attn_ext._torch_private import schema_infos_of
 from flash_attn_ext.derivatives.functions import AttentionBackward, AttentionBackwardTangents, AttentionTangents
 from flash_attn_ext.derivatives.kinds import tangent_name

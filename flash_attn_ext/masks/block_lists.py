@@ -80,7 +80,7 @@ class BlockLists:
     def blocks(self, keys: int) -> Tensor:
         """Which blocks are seen: bool, (..., query blocks, key blocks) for that number of keys. Blocks that do not
         exist are left out."""
-        return _table_of(self.counts, self.indices, -(-count("keys", keys) // self.key_block))
+        return _block_mask_of(self.counts, self.indices, -(-count("keys", keys) // self.key_block))
 
     def dense(self, queries: int, keys: int, *, heads: int | None = None) -> Tensor:
         """The boolean mask, (..., queries, keys), True = seen: for inspection and tests, since it has every pair. With
@@ -170,10 +170,10 @@ def from_block_mask(
             "BLOCK_SIZE to create_block_mask"
         )
     width = -(-keys // sizes[1])
-    partial = _table_of(block_mask.kv_num_blocks, block_mask.kv_indices, width)
+    partial = _block_mask_of(block_mask.kv_num_blocks, block_mask.kv_indices, width)
     full = torch.zeros_like(partial)
     if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
-        full = _table_of(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, width)
+        full = _block_mask_of(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, width)
     lists = _divide(partial | full, sizes, queries, keys)
     partial = partial & ~full
     if not bool(partial.any()):
@@ -205,7 +205,7 @@ def _size(name: str, value: Any) -> int:
     return size
 
 
-def _table_of(counts: Tensor, indices: Tensor, width: int) -> Tensor:
+def _block_mask_of(counts: Tensor, indices: Tensor, width: int) -> Tensor:
     """bool (..., query blocks, width). What follows a list goes to a column before the first one, and a block that does
     not exist to that or to one behind the last. Both columns are cut off."""
     position = torch.arange(indices.shape[-1], device=indices.device)

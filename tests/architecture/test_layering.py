@@ -124,7 +124,7 @@ def test_a_planted_python_violation_is_found(text):
 
 
 def test_python_imports_downwards_pass():
-    text = "import torch\nfrom flash_attn_ext import _C\nfrom flash_attn_ext._canonical import Problem\n"
+    text = "import torch\nfrom flash_attn_ext import _C\nfrom flash_attn_ext._call.canonical import Problem\n"
     assert list(python_rules.imports_go_down({"flash_attn_ext/autograd.py": text})) == []
 
 

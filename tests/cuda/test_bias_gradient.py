@@ -14,7 +14,7 @@ PATTERNS = ("1hqk", "bhqk", "11qk", "b1qk")
 
 
 def num_heads() -> int:
-    """A few more than fit (max_materialised_bytes in csrc/host/limits.cpp), P and dS of each."""
+    """A few more than fit (max_materialised_bytes in csrc/host/library/limits.cpp), P and dS of each."""
     limit = min(2 * 2**30, torch.cuda.get_device_properties(0).total_memory // 40)
     return limit // (2 * LENGTH * LENGTH * 2) // BATCH + 2
 

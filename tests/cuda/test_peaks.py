@@ -106,7 +106,7 @@ def extra_to_train(heads: int, length: int, head_dim: int, dtype: torch.dtype, g
 
 
 def most_for_materialised_scores() -> int:
-    """max_materialised_bytes in csrc/host/limits.cpp."""
+    """max_materialised_bytes in csrc/host/library/limits.cpp."""
     return min(2 * 2**30, torch.cuda.get_device_properties(0).total_memory // 40)
 
 

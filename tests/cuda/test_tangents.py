@@ -10,7 +10,7 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from flash_attn_ext._options import dense_problem, problem_of
+from flash_attn_ext._call.options import dense_problem, problem_of
 from support.cases import Case, make_inputs
 from support.checks import check_draws
 from support.derivatives.second_order import directions, jvp, ours, reference

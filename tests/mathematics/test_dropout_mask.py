@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flash_attn_ext import _C
-from flash_attn_ext._seeds import draw_seed
+from flash_attn_ext._call.seeds import draw_seed
 
 WORD = np.uint64(0xFFFFFFFF)
 

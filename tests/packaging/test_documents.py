@@ -100,7 +100,9 @@ def test_no_page_says_to_install_the_package_from_an_index():
 
 
 def test_the_bound_of_the_workspace_is_that_of_the_code():
-    (share,) = re.findall(r"memory_bytes / (\d+)\)", (ROOT / "csrc/host/limits.cpp").read_text(encoding="utf-8"))
+    (share,) = re.findall(
+        r"memory_bytes / (\d+)\)", (ROOT / "csrc/host/library/limits.cpp").read_text(encoding="utf-8")
+    )
     said = {
         name: re.findall(r"a (\d+)th of\s+the\s+(?:GPU|device)'s\s+memory", text)
         for name, text in texts(".md", ".py", ".h").items()

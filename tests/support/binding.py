@@ -3,7 +3,7 @@
 import torch
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 
 
 def problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options) -> Problem:

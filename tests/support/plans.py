@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from flash_attn_ext._call.options import dense_problem, problem_of
 from flash_attn_ext._explanation import Plan, plans_of
-from flash_attn_ext._options import dense_problem, problem_of
 from flash_attn_ext.masks import BlockLists
 
 # Names of kernels.

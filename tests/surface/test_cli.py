@@ -10,8 +10,8 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
+from flash_attn_ext._call.options import dense_problem, problem_of
 from flash_attn_ext._explanation import Explanation, plans_of
-from flash_attn_ext._options import dense_problem, problem_of
 from flash_attn_ext.cli import info, machine, portable, verify
 from flash_attn_ext.cli.bench.suites import ABOUT, SUITES
 from support.backends import device_not_runnable_because

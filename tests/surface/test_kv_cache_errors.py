@@ -9,7 +9,7 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from flash_attn_ext._problem import KvCache
+from flash_attn_ext._call.problem import KvCache
 from support.binding import problem
 from support.refusals import ON, assert_says
 from support.refusals import zeros as t

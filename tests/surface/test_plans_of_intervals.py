@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from flash_attn_ext._call.options import problem_of
 from flash_attn_ext._explanation import Plan, plans_of
-from flash_attn_ext._options import problem_of
 from support.plans import (
     BF16,
     DEFAULTS,

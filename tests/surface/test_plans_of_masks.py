@@ -7,8 +7,8 @@ Lists grow with queries times keys. Where the mask does not, they have a bound, 
 import pytest
 import torch
 
+from flash_attn_ext._call.options import problem_of
 from flash_attn_ext._explanation import Plan, plans_of
-from flash_attn_ext._options import problem_of
 from support.plans import BF16, DEFAULTS, KEY_STATIONARY, SINGLE_TILE, WARP_SPECIALISED, Call, mismatches
 
 LONG = 2048

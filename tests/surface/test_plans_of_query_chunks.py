@@ -7,8 +7,8 @@ at head dim 128.
 import pytest
 import torch
 
+from flash_attn_ext._call.options import problem_of
 from flash_attn_ext._explanation import Plan, plans_of
-from flash_attn_ext._options import problem_of
 from support.plans import BF16, DEFAULTS, F16, KEY_STATIONARY, TWO_PASS, Call, label, mismatches
 
 MIB = 2**20

@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 import torch
 
+from flash_attn_ext._call.options import dense_problem, problem_of
 from flash_attn_ext._explanation import Plan, plans_of
-from flash_attn_ext._options import dense_problem, problem_of
 from support.plans import BF16, DEFAULTS, F16, SHORT_BIAS, SINGLE_TILE, WARP_SPECIALISED, Call, label, mismatches
 
 CAUSAL, LAST = {"causal": "top_left"}, {"causal": "bottom_right"}

@@ -5,7 +5,7 @@ import torch
 from torch._vmap_internals import _vmap as older_vmap
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, KvCache, Problem
+from flash_attn_ext._call.problem import DIFFERENTIABLE, NUM_TENSORS, KvCache, Problem
 from support.binding import problem
 
 

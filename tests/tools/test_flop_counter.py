@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import flash_attn_ext
 from flash_attn_ext import _C
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext._flops import forward_flops
-from flash_attn_ext._problem import Problem
 from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, make_inputs
 from support.forks import run_forked

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_ext
 from flash_attn_ext import _frames
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.integrations import dtensor, torch_backend  # noqa: F401  (their functions are marked on import)
 from support import aten
 from support.frames import compiled_inner_functions, given_up, is_inner

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_attn_ext
-from flash_attn_ext._problem import KvCache
+from flash_attn_ext._call.problem import KvCache
 from support.binding import problem
 from support.caches import CacheCase, bits, call_with_cache, make_cache_inputs, run_with_cache
 from support.cases import Case

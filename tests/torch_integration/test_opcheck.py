@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import flash_attn_ext  # noqa: F401  (registers the operators)
-from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext._call.problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.derivatives.named_functions import LEFT
 from support.binding import forward, problem
 from support.cases import Case, make_inputs

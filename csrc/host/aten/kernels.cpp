@@ -9,12 +9,12 @@
 #include <string>
 #include <utility>
 
-#include "host/allocate.h"
 #include "host/aten/layouts.h"
 #include "host/attention.h"
 #include "host/call/autograd.h"
 #include "host/call/operators.h"
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
+#include "host/memory/allocate.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -4,10 +4,10 @@
 
 #include "attention/append.h"
 #include "host/cache/kv_cache_checks.h"
+#include "host/checks/tensor_checks.h"
 #include "host/forward.h"
 #include "host/make_params.h"
-#include "host/readable.h"
-#include "host/tensor_checks.h"
+#include "host/memory/readable.h"
 
 namespace flash_attn_ext::host {
 namespace {

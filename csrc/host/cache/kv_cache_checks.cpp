@@ -8,9 +8,9 @@
 
 #include "attention/kv_address.h"
 #include "attention/visibility.h"
-#include "host/cache/memory_overlap.h"
-#include "host/checks.h"
-#include "host/tensor_checks.h"
+#include "host/checks/checks.h"
+#include "host/checks/tensor_checks.h"
+#include "host/memory/memory_overlap.h"
 
 namespace flash_attn_ext::host {
 namespace {

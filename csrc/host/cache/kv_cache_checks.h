@@ -1,4 +1,4 @@
-// Every requirement on a call with a cache of keys and values. The messages are like those of checks.h.
+// Every requirement on a call with a cache of keys and values. The messages are like those of checks/checks.h.
 #pragma once
 
 #include "host/call/cache_inputs.h"

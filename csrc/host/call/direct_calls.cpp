@@ -16,9 +16,9 @@
 #include "host/call/autograd.h"
 #include "host/call/cache_inputs.h"
 #include "host/call/python_call.h"
-#include "host/checks.h"
-#include "host/table_sums.h"
-#include "host/tensor_checks.h"
+#include "host/checks/checks.h"
+#include "host/checks/tensor_checks.h"
+#include "host/tables/table_sums.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -19,7 +19,7 @@ struct Field {
 template <class Inputs, class Member>
 Field(const char*, Member Inputs::*) -> Field<Inputs, Member>;
 
-// Every field, in the order of Problem (flash_attn_ext/_problem.py), the tuple that Python and C++ exchange.
+// Every field, in the order of Problem (flash_attn_ext/_call/problem.py), the tuple that Python and C++ exchange.
 inline constexpr auto kFields = std::make_tuple(
     Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
     Field{"bias", &AttentionInputs::bias}, Field{"mask", &AttentionInputs::mask},
@@ -35,7 +35,7 @@ inline constexpr auto kFields = std::make_tuple(
     Field{"wants_row_max", &AttentionInputs::wants_row_max},
     Field{"bias_of_diagonals", &AttentionInputs::bias_of_diagonals});
 
-// The further fields of a call with a cache, in the order of KvCache (flash_attn_ext/_problem.py).
+// The further fields of a call with a cache, in the order of KvCache (flash_attn_ext/_call/problem.py).
 inline constexpr auto kCacheFields = std::make_tuple(
     Field{"cache_seqlens", &KvCacheInputs::cache_seqlens}, Field{"k_new", &KvCacheInputs::k_new},
     Field{"v_new", &KvCacheInputs::v_new}, Field{"block_table", &KvCacheInputs::block_table},

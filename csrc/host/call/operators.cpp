@@ -7,7 +7,7 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include "host/call/fields.h"
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 

@@ -7,7 +7,7 @@
 
 #include "host/call/fields.h"
 #include "host/call/operators.h"
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -73,13 +73,13 @@ void read_field(const char* name, py::handle item, Value& value) {
   }
 }
 
-// `type`: the class of flash_attn_ext/_problem.py whose fields are those of Inputs.
+// `type`: the class of flash_attn_ext/_call/problem.py whose fields are those of Inputs.
 template <class Inputs>
 Inputs read_fields(PyObject* tuple, const char* type) {
   Inputs inputs;
   constexpr size_t kCount = std::tuple_size_v<std::decay_t<decltype(fields_of(inputs))>>;
   TORCH_CHECK_TYPE(PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == Py_ssize_t{kCount},
-                   "the problem must be a tuple with the ", kCount, " fields of flash_attn_ext._problem.", type);
+                   "the problem must be a tuple with the ", kCount, " fields of flash_attn_ext._call.problem.", type);
   Py_ssize_t index = 0;
   visit_fields(inputs,
                [&](const char* name, auto& value) { read_field(name, PyTuple_GET_ITEM(tuple, index++), value); });

@@ -28,7 +28,8 @@ struct PythonQkv {
 };
 QkvKind kind_of_qkv(const PythonQkv& qkv);
 
-// Reads a Problem (flash_attn_ext/_problem.py), a tuple in the order of kFields. Throws TypeError for anything else.
+// Reads a Problem (flash_attn_ext/_call/problem.py), a tuple in the order of kFields. Throws TypeError for anything
+// else.
 AttentionInputs inputs_of(PyObject* problem);
 
 // The same for a KvCache.

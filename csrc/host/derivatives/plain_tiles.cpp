@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "host/allocate.h"
-#include "host/library.h"
+#include "host/checks/tensor_checks.h"
+#include "host/library/library.h"
 #include "host/make_params.h"
-#include "host/tensor_checks.h"
+#include "host/memory/allocate.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -4,15 +4,15 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
-#include "host/allocate.h"
 #include "host/backends.h"
-#include "host/checks.h"
-#include "host/library.h"
-#include "host/limits.h"
+#include "host/checks/checks.h"
+#include "host/checks/tensor_checks.h"
+#include "host/library/library.h"
+#include "host/library/limits.h"
 #include "host/make_params.h"
-#include "host/readable.h"
+#include "host/memory/allocate.h"
+#include "host/memory/readable.h"
 #include "host/report/range.h"
-#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <torch/version.h>
 
-#include "host/library.h"
+#include "host/library/library.h"
 
 namespace flash_attn_ext::host {
 

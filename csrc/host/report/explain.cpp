@@ -2,12 +2,12 @@
 
 #include <c10/util/Exception.h>
 
-#include "host/allocate.h"
 #include "host/backends.h"
-#include "host/checks.h"
-#include "host/library.h"
-#include "host/limits.h"
+#include "host/checks/checks.h"
+#include "host/library/library.h"
+#include "host/library/limits.h"
 #include "host/make_params.h"
+#include "host/memory/allocate.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "attention/visibility.h"
-#include "host/checks.h"
+#include "host/checks/checks.h"
 #include "host/make_params.h"
 
 namespace flash_attn_ext::host {

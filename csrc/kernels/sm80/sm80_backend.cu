@@ -9,7 +9,6 @@
 #include "kernels/config/split.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm80/launch.cuh"
-#include "kernels/sm80/short_bias.h"
 #include "kernels/sm80/sm80_backend.h"
 #include "kernels/sm80/sm80_kernels.h"
 

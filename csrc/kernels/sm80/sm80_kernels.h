@@ -46,6 +46,9 @@ template <class Element>
 cudaError_t forward_heads(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
 template <class Element>
 cudaError_t forward_bias_stationary(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
+// Short sequences whose bias has a value for each query and key.
+template <class Element>
+cudaError_t forward_short_bias(const ForwardParams& params, cudaStream_t stream);
 
 // Split-KV and its combine kernel. New keys are written to the cache.
 template <class Element, int kHeadDim>
@@ -63,6 +66,9 @@ cudaError_t backward_fused(const BackwardParams& params, const BackwardPlan& pla
 // The same and dBias, for short sequences whose heads each have one bias for all batch entries.
 template <class Element>
 cudaError_t backward_bias_stationary(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+// dQ, dK and dV of such sequences.
+template <class Element>
+cudaError_t backward_short_bias(const BackwardParams& params, cudaStream_t stream);
 
 // Forward mode.
 template <class Element, int kHeadDim>

@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 
 from torch import Tensor
 
-from flash_attn_ext._canonical import require_tensors
-from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none, entries_of
+from flash_attn_ext._call.canonical import require_tensors
+from flash_attn_ext._call.options import check_flag, check_length, check_number, check_number_or_none, entries_of
 from flash_attn_ext.types import Causal
 
 WindowSize = tuple[int | None, int | None] | list[int] | Tensor

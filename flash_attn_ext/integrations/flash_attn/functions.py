@@ -10,10 +10,10 @@ from typing import Any, Literal, overload
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import operands_of, packed_form
-from flash_attn_ext._options import check_flag, dense_problem, problem_of
-from flash_attn_ext._problem import Problem
-from flash_attn_ext._seeds import draw_seed
+from flash_attn_ext._call.canonical import operands_of, packed_form
+from flash_attn_ext._call.options import check_flag, dense_problem, problem_of
+from flash_attn_ext._call.problem import Problem
+from flash_attn_ext._call.seeds import draw_seed
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.functional import attention, attention_varlen
 from flash_attn_ext.integrations.flash_attn.arguments import WindowSize, options_of, require_shape

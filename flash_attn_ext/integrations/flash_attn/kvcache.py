@@ -6,7 +6,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from flash_attn_ext._options import check_flag, check_length, check_number_or_none
+from flash_attn_ext._call.options import check_flag, check_length, check_number_or_none
 from flash_attn_ext.functional import attention_with_kvcache
 from flash_attn_ext.integrations.flash_attn.arguments import WindowSize, require_shape, window_of
 

@@ -9,7 +9,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from flash_attn_ext._canonical import require_tensors
+from flash_attn_ext._call.canonical import require_tensors
 from flash_attn_ext.integrations.flash_attn.arguments import WindowSize
 from flash_attn_ext.integrations.flash_attn.functions import WithProbs, flash_attn_func, flash_attn_varlen_func
 

@@ -5,7 +5,7 @@ Causality is aligned at the top left. The LSE lies in memory as (B, L, H), gradi
 
 from __future__ import annotations
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.integrations.torch_backend.operands import (
     NotTaken,
     as_like,

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.integrations.torch_backend import seeds
 from flash_attn_ext.integrations.torch_backend.operands import (
     QKV,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import four_dimensional
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.canonical import four_dimensional
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.integrations._warnings import is_of_the_machine
 
 QKV = (True, True, True, False, False, False)

@@ -15,7 +15,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.integrations.torch_backend.operands import NotTaken
 
 MARK = -0x666C6173685F6174  # no generator's offset is negative

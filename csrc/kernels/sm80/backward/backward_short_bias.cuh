@@ -18,7 +18,7 @@
 #include "kernels/score/key_mask_words.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/launch.cuh"
-#include "kernels/sm80/short_bias.h"
+#include "kernels/sm80/sm80_kernels.h"
 #include "ptx/dependent_launch.h"
 #include "ptx/pin.h"
 #include "tile/sm80/copy_rows.h"

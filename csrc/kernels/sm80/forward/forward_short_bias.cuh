@@ -14,7 +14,7 @@
 #include "kernels/sm80/forward/forward_rows.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/nan_flags.cuh"
-#include "kernels/sm80/short_bias.h"
+#include "kernels/sm80/sm80_kernels.h"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"

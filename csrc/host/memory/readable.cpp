@@ -1,4 +1,4 @@
-#include "host/readable.h"
+#include "host/memory/readable.h"
 
 #include <ATen/ops/empty.h>
 

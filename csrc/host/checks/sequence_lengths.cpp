@@ -1,4 +1,4 @@
-#include "host/sequence_lengths.h"
+#include "host/checks/sequence_lengths.h"
 
 #include <algorithm>
 

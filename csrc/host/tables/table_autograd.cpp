@@ -12,8 +12,8 @@
 #include <memory>
 
 #include "host/call/operators.h"
-#include "host/table_sums.h"
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
+#include "host/tables/table_sums.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -1,4 +1,4 @@
-#include "host/checks.h"
+#include "host/checks/checks.h"
 
 #include <ATen/ops/aminmax.h>
 #include <c10/util/Exception.h>
@@ -11,9 +11,9 @@
 #include "attention/row_intervals.h"
 #include "attention/visibility.h"
 #include "host/call/fields.h"
-#include "host/hints.h"
-#include "host/sequence_lengths.h"
-#include "host/tensor_checks.h"
+#include "host/checks/hints.h"
+#include "host/checks/sequence_lengths.h"
+#include "host/checks/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {

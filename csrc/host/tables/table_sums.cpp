@@ -1,4 +1,4 @@
-#include "host/table_sums.h"
+#include "host/tables/table_sums.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "host/library.h"
+#include "host/checks/tensor_checks.h"
+#include "host/library/library.h"
 #include "host/make_params.h"
-#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {

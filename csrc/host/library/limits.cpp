@@ -1,4 +1,4 @@
-#include "host/limits.h"
+#include "host/library/limits.h"
 
 #include <c10/util/Exception.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <optional>
 
-#include "host/library.h"
+#include "host/library/library.h"
 #include "kernels/plan/materialised_scores.h"
 
 namespace flash_attn_ext::host {

@@ -1,4 +1,4 @@
-#include "host/cache/memory_overlap.h"
+#include "host/memory/memory_overlap.h"
 
 #include <c10/util/SmallVector.h>
 

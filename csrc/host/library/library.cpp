@@ -1,11 +1,11 @@
-#include "host/library.h"
+#include "host/library/library.h"
 
 #include <c10/util/Exception.h>
 
 #include <cstring>
 #include <string>
 
-#include "host/cpu_services.h"
+#include "host/library/cpu_services.h"
 
 // Of PyTorch's C interface, torch/csrc/inductor/aoti_torch/c/shim.h, which declares it only where CUDA's headers are.
 // Returns 0 or an error. Absent from a PyTorch without CUDA: this extension is the same for both.

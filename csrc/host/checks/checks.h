@@ -4,7 +4,7 @@
 
 #include "host/call/cache_inputs.h"
 #include "host/call/inputs.h"
-#include "host/sequence_lengths.h"
+#include "host/checks/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
 

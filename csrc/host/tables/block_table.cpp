@@ -1,11 +1,11 @@
-#include "host/block_table.h"
+#include "host/tables/block_table.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
-#include "host/library.h"
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
+#include "host/library/library.h"
 
 namespace flash_attn_ext::host {
 

@@ -15,7 +15,7 @@ class Problem(NamedTuple):
     """The arguments of an attention call, in the order of csrc/host/call/fields.h.
 
     Without ``cu_seqlens_*`` the problem is dense. Fields are filled by keyword. Shapes are those of the canonical form,
-    into which _canonical.py brings a call.
+    into which canonical.py brings a call.
     """
 
     q: Tensor  # (B, Hq, Sq, D), packed: (Tq, Hq, D)

@@ -1,7 +1,7 @@
 """Converts users' tensors to the one form that the extension takes (see ``_C.pyi``), and its results back.
 
 Only what changes form is checked here: ranks and leading dimensions. Shapes, dtypes and devices of the canonical form
-are checked once, in C++ (csrc/host/checks.h).
+are checked once, in C++ (csrc/host/checks/checks.h).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.problem import Problem
 
 CANONICAL = _C.CANONICAL
 
@@ -77,9 +77,9 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
     require_tensors(names[3:], of_scores, num_required=0)
     in_form: dict[str, Any] = {}
     if bias is not None:
-        in_form["bias"] = _table_form(names.bias, bias, problem, form)
+        in_form["bias"] = _scores_form(names.bias, bias, problem, form)
     if mask is not None:
-        in_form["mask"] = _table_form(names.mask, mask, problem, form)
+        in_form["mask"] = _scores_form(names.mask, mask, problem, form)
     if alibi_slopes is not None and alibi_slopes.dim() > 2:
         in_form["alibi_slopes"] = _slopes_form(alibi_slopes, form, problem.q.shape[:1])
     if intervals is not None and (intervals.dim() != 4 or form.rank > 4):
@@ -166,7 +166,7 @@ def _fold_batch(problem: Problem, names: Names) -> tuple[Problem, DenseForm]:
     return problem._replace(q=q, k=k, v=v), DenseForm(lead, rank)
 
 
-def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> Tensor:
+def _scores_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> Tensor:
     """A bias or mask that broadcasts to (*lead, Hq, Sq, Sk) -> (B|1, Hq|1, Sq|1, Sk|1); q and k are canonical.
 
     It is a view, except when the table has some of several leading dimensions and broadcasts over others. Then it is a

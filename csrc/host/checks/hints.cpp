@@ -1,4 +1,4 @@
-#include "host/hints.h"
+#include "host/checks/hints.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -1,5 +1,5 @@
 """The keywords of ``attention``, ``attention_varlen`` and ``explain`` as a problem, and the checks of those that are no
-tensors. Their ranges are checked in C++ (csrc/host/checks.cpp)."""
+tensors. Their ranges are checked in C++ (csrc/host/checks/checks.cpp)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn_ext._blocks import blocks_of
-from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._call.blocks import blocks_of
+from flash_attn_ext._call.canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
+from flash_attn_ext._call.problem import Problem
 from flash_attn_ext.masks import Intervals
-from flash_attn_ext.reference import largest_of_heads
 from flash_attn_ext.types import Causal, Layout, MaxLogit, Window
 
 _CAUSALITIES: tuple[Causal, ...] = ("top_left", "bottom_right")
@@ -201,5 +200,11 @@ def results_of(
     wanted = (out, lse) if return_lse else (out,)
     if max_logit is not None:
         assert row_max is not None  # the problem wants it
-        wanted = (*wanted, row_max if max_logit == "row" else largest_of_heads(row_max))
+        wanted = (*wanted, row_max if max_logit == "row" else _largest_of_heads(row_max))
     return wanted if len(wanted) > 1 else out
+
+
+def _largest_of_heads(row_max: Tensor) -> Tensor:
+    """(heads,) of (..., heads, queries), or () of (queries,)."""
+    dims = [dim for dim in range(row_max.dim()) if dim != row_max.dim() - 2]
+    return row_max.amax(dims) if row_max.numel() else row_max.new_full(row_max.shape[-2:-1], -torch.inf)

@@ -1,4 +1,4 @@
-#include "host/cpu_services.h"
+#include "host/library/cpu_services.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>

@@ -1,4 +1,4 @@
-#include "host/allocate.h"
+#include "host/memory/allocate.h"
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -11,7 +11,7 @@
 #include <numeric>
 #include <utility>
 
-#include "host/cache/memory_overlap.h"
+#include "host/memory/memory_overlap.h"
 
 namespace flash_attn_ext::host {
 namespace {

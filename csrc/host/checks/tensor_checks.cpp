@@ -1,4 +1,4 @@
-#include "host/tensor_checks.h"
+#include "host/checks/tensor_checks.h"
 
 #include <c10/util/Exception.h>
 
