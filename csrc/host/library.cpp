@@ -51,6 +51,8 @@ void* current_stream(at::Device device) {
 
 void check_launch(library::Status status) {
   if (status == 0) return;
+  TORCH_CHECK_WITH(OutOfMemoryError, status != library::kNoMemory,
+                   "not enough memory for what a CPU kernel keeps of each thread");
   const std::string error = the_kernels->gpu.take_error(status);
   throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, status,
                               "CUDA error: " + error +

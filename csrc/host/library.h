@@ -3,6 +3,9 @@
 
 #include <c10/core/Device.h>
 
+#include <string>
+#include <type_traits>
+
 #include "library/kernels.h"
 
 namespace flash_attn_ext::host {
@@ -24,7 +27,32 @@ const library::Gpu& gpu_of(at::Device device);
 // The current stream of the current device, if that is a GPU; nullptr on the CPU.
 void* current_stream(at::Device device);
 
-// Throws torch.AcceleratorError for an error of the CUDA runtime.
+// A plan of the library, which is freed with this object.
+template <class Plan>
+class OwnedPlan : public Plan {
+ public:
+  explicit OwnedPlan(const Plan& made) : Plan(made) {}
+  OwnedPlan(const OwnedPlan&) = delete;
+  OwnedPlan& operator=(const OwnedPlan&) = delete;
+  ~OwnedPlan() { free_plan(this->plan); }
+
+ private:
+  static void free_plan(const plan::ForwardPlan* plan) { kernels().free_forward(plan); }
+  static void free_plan(const plan::BackwardPlan* plan) { kernels().free_backward(plan); }
+};
+using ForwardPlan = OwnedPlan<library::ForwardPlan>;
+using BackwardPlan = OwnedPlan<library::BackwardPlan>;
+
+// The text that a function of the library writes of a plan.
+template <class Plan>
+std::string text_of(void (*write)(Plan plan, const library::TextSink& text), std::type_identity_t<Plan> plan) {
+  std::string text;
+  write(plan, {.context = &text,
+               .append = [](void* context, const char* part) { static_cast<std::string*>(context)->append(part); }});
+  return text;
+}
+
+// Throws torch.AcceleratorError for an error of the CUDA runtime, and torch.OutOfMemoryError for memory of a CPU.
 void check_launch(library::Status status);
 
 }  // namespace flash_attn_ext::host

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/plan/plan.h"
+#include "library/kernels.h"
 
 namespace flash_attn_ext::host {
 
@@ -15,6 +15,6 @@ namespace flash_attn_ext::host {
 plan::Limits limits_of(at::Device device);
 
 // Throws ValueError when a plan made for more SMs than the device has needs them all at the same time.
-void require_sms(const plan::BackwardPlan& plan, at::Device device);
+void require_sms(const library::BackwardPlan& plan, at::Device device);
 
 }  // namespace flash_attn_ext::host

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -128,7 +129,7 @@ struct Reference {
 };
 
 template <class Element>
-void check(const library::Backend& cpu, ElementType type, double tolerance) {
+void check(const library::Kernels& kernels, const library::Backend& cpu, ElementType type, double tolerance) {
   std::mt19937 random(1);
   Tensor<Element> q{kHeadsQ, kQueries, kDim}, k{kHeadsK, kKeys, kDim}, v{kHeadsK, kKeys, kDimV};
   Tensor<Element> out{kHeadsQ, kQueries, kDimV}, dout = out, dq = q, dk = k, dv = v;
@@ -152,7 +153,9 @@ void check(const library::Backend& cpu, ElementType type, double tolerance) {
   forward.out = out.view();
   forward.lse = {lse.data(), kHeadsQ * kQueries, kQueries};
   const plan::Limits limits;
-  cpu.forward(forward, cpu.plan_forward(forward, limits), nullptr, nullptr);
+  const library::ForwardPlan forward_plan = cpu.plan_forward(forward, limits);
+  cpu.forward(forward, *forward_plan.plan, nullptr, nullptr);
+  kernels.free_forward(forward_plan.plan);
 
   attention::BackwardParams backward;
   static_cast<attention::AttentionParams&>(backward) = forward;
@@ -162,9 +165,10 @@ void check(const library::Backend& cpu, ElementType type, double tolerance) {
   backward.dq = dq.view();
   backward.dk = dk.view();
   backward.dv = dv.view();
-  const plan::BackwardPlan plan = cpu.plan_backward(backward, limits);
-  std::vector<char> workspace(plan.workspace.bytes);
-  cpu.backward(backward, plan, workspace.data(), nullptr);
+  const library::BackwardPlan plan = cpu.plan_backward(backward, limits);
+  std::vector<char> workspace(plan.workspace_bytes);
+  cpu.backward(backward, *plan.plan, workspace.data(), nullptr);
+  kernels.free_backward(plan.plan);
 
   Reference<Element> expected{q, k, v, dout};
   expected.run();
@@ -174,16 +178,35 @@ void check(const library::Backend& cpu, ElementType type, double tolerance) {
   expect_close("dv", dv, expected.dv, tolerance);
 }
 
+void check_that_exceptions_stay_inside(const library::Backend& cpu) {
+  cpu::Services without_memory = kServices;
+  without_memory.parallel_for = [](int64_t, int64_t, void (*)(void*, int64_t, int64_t), void*) {
+    throw std::bad_alloc();
+  };
+  flash_attn_ext_kernels(&without_memory);
+  float rows[4] = {};
+  attention::DeltaParams delta;
+  delta.element = ElementType::kFloat32;
+  delta.batch = delta.num_heads = delta.rows = delta.head_dim = 1;
+  delta.out = delta.dout = {rows, 1, 1, 1, 1};
+  delta.delta = {rows, 1, 1};
+  if (cpu.delta(delta, nullptr) != library::kNoMemory) {
+    ++num_wrong;
+    std::puts("an allocation that failed has no status");
+  }
+}
+
 }  // namespace
 
 int main() {
   const library::Kernels& kernels = *flash_attn_ext_kernels(&kServices);
   for (const library::Backend& backend : kernels.backends) {
     if (std::strcmp(backend.name, "cpu") != 0) continue;
-    check<float>(backend, ElementType::kFloat32, 1e-5);
-    check<double>(backend, ElementType::kFloat64, 1e-12);
-    check<cpu::BFloat16>(backend, ElementType::kBFloat16, 2e-2);
-    check<cpu::Float16>(backend, ElementType::kFloat16, 2e-3);
+    check<float>(kernels, backend, ElementType::kFloat32, 1e-5);
+    check<double>(kernels, backend, ElementType::kFloat64, 1e-12);
+    check<cpu::BFloat16>(kernels, backend, ElementType::kBFloat16, 2e-2);
+    check<cpu::Float16>(kernels, backend, ElementType::kFloat16, 2e-3);
+    check_that_exceptions_stay_inside(backend);
     return num_wrong != 0;
   }
   return 1;
