@@ -35,15 +35,15 @@ struct Backend {
   void append(const attention::AppendParams& params, at::Device device) const {
     check_launch(compiled->append(params, current_stream(device)));
   }
-  // Run the passes as the plan says, with plan.workspace_bytes of workspace. `forward` first appends new keys to their
+  // Run the passes as the plan says, with plan->workspace_bytes of workspace. `forward` first appends new keys to their
   // cache, and rotates them and q.
   void forward(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                at::Device device) const {
-    check_launch(compiled->forward(params, *plan.plan, workspace, current_stream(device)));
+    check_launch(compiled->forward(params, *plan, workspace, current_stream(device)));
   }
   void backward(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace,
                 at::Device device) const {
-    check_launch(compiled->backward(params, *plan.plan, workspace, current_stream(device)));
+    check_launch(compiled->backward(params, *plan, workspace, current_stream(device)));
   }
   void delta(const attention::DeltaParams& params, at::Device device) const {
     check_launch(compiled->delta(params, current_stream(device)));

@@ -41,13 +41,13 @@ void run_forward(const Backend& backend, attention::AppendingForwardParams& para
   const int64_t lse_bytes = plan::statistic_bytes(params);
   if (lse_bytes == 0 && !params.append.present()) return;
   const ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
-  RECORD_FUNCTION(range_name("forward", backend.name, text_of(kernels().describe_forward, *plan.plan)),
+  RECORD_FUNCTION(range_name("forward", backend.name, text_of(kernels().describe_forward, *plan)),
                   c10::ArrayRef<const c10::IValue>{}, node_number());
   // Kernels write an LSE even if the caller does not want it.
   const bool wants_lse = outputs.lse.defined();
-  const at::Tensor workspace = byte_memory(plan.workspace_bytes + (wants_lse ? 0 : lse_bytes), outputs.out.device());
+  const at::Tensor workspace = byte_memory(plan->workspace_bytes + (wants_lse ? 0 : lse_bytes), outputs.out.device());
   char* const memory = workspace.defined() ? static_cast<char*>(workspace.mutable_data_ptr()) : nullptr;
-  if (!wants_lse && lse_bytes > 0) params.lse = lse_view(params, memory + plan.workspace_bytes);
+  if (!wants_lse && lse_bytes > 0) params.lse = lse_view(params, memory + plan->workspace_bytes);
   backend.forward(params, plan, memory, outputs.out.device());
 }
 

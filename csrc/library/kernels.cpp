@@ -12,7 +12,6 @@
 namespace flash_attn_ext::library {
 namespace {
 
-// Exceptions stay inside.
 template <class Function>
 Status run_on_cpu(const Function& function) {
   try {
@@ -63,49 +62,69 @@ Status cpu_delta(const attention::DeltaParams& params, void*) {
   return run_on_cpu([&] { cpu::delta(params); });
 }
 
-// Parameters cross the boundary as C structs do.
-template <class... Params>
-constexpr bool kPlain = (std::is_trivially_copyable_v<Params> && ...);
-static_assert(kPlain<attention::AppendingForwardParams, attention::BackwardParams, attention::TangentParams,
-                     attention::DeltaParams, attention::AppendParams, plan::Limits, plan::TangentPlan, Kernels>);
+// What passes the boundary has no constructor or destructor that both sides would have to agree on.
+template <class... Structs>
+constexpr bool kPlain = (std::is_trivially_copyable_v<Structs> && ...);
+static_assert(
+    kPlain<attention::AppendingForwardParams, attention::BackwardParams, attention::TangentParams,
+           attention::DeltaParams, attention::AppendParams, derivatives::PlainTile, derivatives::PlainWeights,
+           derivatives::PlainGradients, common::TableLookUp, common::TableSums, common::BlockTable, plan::Limits,
+           plan::TangentPlan, cpu::Services, PlannedForward, PlannedBackward, TextSink, Gpu, Facts, Kernels>);
 
 template <auto kPlan>
-ForwardPlan plan_forward(const attention::ForwardParams& params, const plan::Limits& limits) {
-  const auto* made = new plan::ForwardPlan(kPlan(params, limits));
-  return {.plan = made, .workspace_bytes = made->workspace.bytes};
+PlannedForward plan_forward(const attention::ForwardParams& params, const plan::Limits& limits) {
+  try {
+    const auto* made = new plan::ForwardPlan(kPlan(params, limits));
+    return {.plan = made, .workspace_bytes = made->workspace.bytes};
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
 }
 
 template <auto kPlan>
-BackwardPlan plan_backward(const attention::BackwardParams& params, const plan::Limits& limits) {
-  const auto* made = new plan::BackwardPlan(kPlan(params, limits));
-  return {.plan = made,
-          .workspace_bytes = made->workspace.bytes,
-          .waiting_ctas = made->order.cyclic ? made->persistent_ctas : 0,
-          .writes_dbias_once = made->writes_dbias_once};
+PlannedBackward plan_backward(const attention::BackwardParams& params, const plan::Limits& limits) {
+  try {
+    const auto* made = new plan::BackwardPlan(kPlan(params, limits));
+    return {.plan = made,
+            .workspace_bytes = made->workspace.bytes,
+            .co_resident_ctas = made->order.cyclic ? made->persistent_ctas : 0,
+            .writes_dbias_once = made->writes_dbias_once};
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
 }
 
-void write(const std::string& text, const TextSink& sink) { sink.append(sink.context, text.c_str()); }
+template <class MakeText>
+void write(const TextSink& sink, const MakeText& make_text) {
+  try {
+    const std::string text = make_text();
+    sink.append(sink.context, text.c_str());
+  } catch (const std::bad_alloc&) {
+  }
+}
 
 template <class Plan>
 void describe(const Plan& plan, const TextSink& sink) {
-  write(plan::describe(plan), sink);
+  write(sink, [&] { return plan::describe(plan); });
 }
 
 template <class Plan>
 void report(const Plan* plan, const TextSink& sink) {
-  write(plan::json_of(plan ? plan::report(*plan) : plan::Report{.kernel = "nothing: there are no heads"}), sink);
+  write(sink, [&] {
+    return plan::json_of(plan ? plan::report(*plan) : plan::Report{.kernel = "nothing: there are no heads"});
+  });
 }
 
 void add_plans(Kernels& table) {
-  Backend& sm90 = table.backends[0];
-  Backend& sm80 = table.backends[1];
-  Backend& cpu = table.backends[2];
+  Backend& sm90 = table.backends[kSm90];
   sm90.name = "sm90";
   sm90.plan_forward = plan_forward<plan::plan_forward_sm90>;
   sm90.plan_backward = plan_backward<plan::plan_backward_sm90>;
+  Backend& sm80 = table.backends[kSm80];
   sm80.name = "sm80";
   sm80.plan_forward = plan_forward<plan::plan_forward_sm80>;
   sm80.plan_backward = plan_backward<plan::plan_backward_sm80>;
+  Backend& cpu = table.backends[kCpu];
   cpu.name = "cpu";
   cpu.plan_forward = plan_forward<plan::plan_forward_cpu>;
   cpu.plan_backward = plan_backward<plan::plan_backward_cpu>;
@@ -120,7 +139,7 @@ void add_plans(Kernels& table) {
 }
 
 void add_cpu_kernels(Kernels& table) {
-  Backend& row = row_of("cpu", table);
+  Backend& row = table.backends[kCpu];
   row.append = cpu_append;
   row.forward = cpu_forward;
   row.backward = cpu_backward;

@@ -1,7 +1,7 @@
 // What libflash_attn_ext_kernels.so offers: kernels of every backend, their plans, and what the library was built with.
-// It knows neither PyTorch nor Python. It is called as C is: everything that passes is plain data, plans are opaque,
-// text goes to a function of the caller, and no exception leaves the library. A stream and workspace belong to the
-// caller.
+// It knows neither PyTorch nor Python. What passes are trivially copyable structs, function pointers and opaque plans.
+// Text goes to a function of the caller. An allocation that fails in the library is a status or a null plan; only what
+// the caller's own services throw passes through it. A stream and workspace belong to the caller.
 //
 // The library exports two functions and no other symbol. Facts::interface is a digest of this header and of all that it
 // includes, the limits that the extension checks among them, so that code that was compiled with other headers is found
@@ -17,7 +17,7 @@
 #include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
 #include "kernels/derivatives/plain_tile.h"
-#include "kernels/plan/facts.h"
+#include "kernels/plan/interface.h"
 #include "kernels/plan/materialised_scores.h"
 
 namespace flash_attn_ext::plan {
@@ -43,30 +43,33 @@ inline constexpr int64_t kFastBuildHeadDim = 128;
 
 // What a launch returns: 0, the CUDA runtime's error, or one of these.
 using Status = int;
-inline constexpr Status kNoMemory = -1;  // for what a CPU kernel needs besides its workspace
+inline constexpr Status kNoMemory = -1;  // a CPU kernel could not allocate its buffers
 
-// A plan, and what its caller must know of it. Kernels::free_forward and free_backward free it.
-struct ForwardPlan {
+// A plan, and what its caller must know of it. `plan` is nullptr if there was no memory for it; Kernels::free_forward
+// and free_backward free it.
+struct PlannedForward {
   const plan::ForwardPlan* plan;
   int64_t workspace_bytes;
 };
-struct BackwardPlan {
+struct PlannedBackward {
   const plan::BackwardPlan* plan;
   int64_t workspace_bytes;
-  int64_t waiting_ctas;    // that wait for each other, so that each needs an SM; 0: none do
-  bool writes_dbias_once;  // in the bias's own type; otherwise it is added to zeros of the accumulate type
+  int64_t co_resident_ctas;  // that must be resident at the same time, each on an SM of its own; 0: it does not matter
+  bool writes_dbias_once;  // each element in the bias's own type; otherwise it is added to zeros of the accumulate type
 };
 
-// Where a text goes. Each part ends with a 0.
+// Where a text goes. `append` gets its parts, each of which ends with a 0, and throws nothing.
 struct TextSink {
   void* context;
   void (*append)(void* context, const char* part);
 };
 
+inline constexpr int kNumBackends = 3;
+
 struct Backend {
   const char* name;
-  ForwardPlan (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
-  BackwardPlan (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
+  PlannedForward (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
+  PlannedBackward (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
   // The rest is nullptr where the backend is not built. Each works on the current device and a stream of it, with
   // the plan's workspace. `append` appends the new keys of a call to their cache, whatever its strides,
   // and rotates them and q. `forward` does so first if there are any.
@@ -104,12 +107,12 @@ struct GpuFunctions {
 };
 
 struct Kernels {
-  Backend backends[3];  // in order of preference
+  Backend backends[kNumBackends];  // in order of preference
   GpuFunctions gpu;
   plan::TangentPlan (*plan_tangents)(const attention::TangentParams& params, const plan::Limits& limits);
   void (*free_forward)(const plan::ForwardPlan* plan);
   void (*free_backward)(const plan::BackwardPlan* plan);
-  // A plan as text, for people and profiles.
+  // A plan as text, for people and profiles. Nothing is written if there is no memory for it.
   void (*describe_forward)(const plan::ForwardPlan& plan, const TextSink& text);
   void (*describe_backward)(const plan::BackwardPlan& plan, const TextSink& text);
   void (*describe_tangents)(const plan::TangentPlan& plan, const TextSink& text);

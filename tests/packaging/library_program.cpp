@@ -2,6 +2,7 @@
 // forward and backward, beside the definition in double precision. Its threads and GEMMs are the simplest there are.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -153,7 +154,7 @@ void check(const library::Kernels& kernels, const library::Backend& cpu, Element
   forward.out = out.view();
   forward.lse = {lse.data(), kHeadsQ * kQueries, kQueries};
   const plan::Limits limits;
-  const library::ForwardPlan forward_plan = cpu.plan_forward(forward, limits);
+  const library::PlannedForward forward_plan = cpu.plan_forward(forward, limits);
   cpu.forward(forward, *forward_plan.plan, nullptr, nullptr);
   kernels.free_forward(forward_plan.plan);
 
@@ -165,7 +166,7 @@ void check(const library::Kernels& kernels, const library::Backend& cpu, Element
   backward.dq = dq.view();
   backward.dk = dk.view();
   backward.dv = dv.view();
-  const library::BackwardPlan plan = cpu.plan_backward(backward, limits);
+  const library::PlannedBackward plan = cpu.plan_backward(backward, limits);
   std::vector<char> workspace(plan.workspace_bytes);
   cpu.backward(backward, *plan.plan, workspace.data(), nullptr);
   kernels.free_backward(plan.plan);
@@ -178,25 +179,66 @@ void check(const library::Kernels& kernels, const library::Backend& cpu, Element
   expect_close("dv", dv, expected.dv, tolerance);
 }
 
-void check_that_exceptions_stay_inside(const library::Backend& cpu) {
-  cpu::Services without_memory = kServices;
-  without_memory.parallel_for = [](int64_t, int64_t, void (*)(void*, int64_t, int64_t), void*) {
-    throw std::bad_alloc();
-  };
-  flash_attn_ext_kernels(&without_memory);
-  float rows[4] = {};
-  attention::DeltaParams delta;
-  delta.element = ElementType::kFloat32;
-  delta.batch = delta.num_heads = delta.rows = delta.head_dim = 1;
-  delta.out = delta.dout = {rows, 1, 1, 1, 1};
-  delta.delta = {rows, 1, 1};
-  if (cpu.delta(delta, nullptr) != library::kNoMemory) {
+int allocations_until_failure = -1;  // of this thread, the only one; negative: all succeed
+
+// Calls attempt with its first allocation failing, then with its second, until it succeeds.
+template <class Attempt>
+void fail_each_allocation(const char* what, int least, const Attempt& attempt) {
+  int failures = 0;
+  while (true) {
+    allocations_until_failure = failures;
+    const bool succeeded = attempt();
+    allocations_until_failure = -1;
+    if (succeeded) break;
+    ++failures;
+  }
+  if (failures < least) {
     ++num_wrong;
-    std::puts("an allocation that failed has no status");
+    std::printf("%s: %d failed allocations were seen, expected at least %d\n", what, failures, least);
   }
 }
 
+void check_failed_allocations(const library::Kernels& kernels, const library::Backend& cpu) {
+  float rows[kDim] = {};
+  attention::BackwardParams params;
+  params.batch = params.num_heads_q = params.num_heads_k = 1;
+  params.head_dim_qk = params.head_dim_v = kDim;
+  params.sequences = {nullptr, nullptr, 1, 1, 1, 1};
+  const attention::MatrixView row = {rows, kDim, kDim, kDim, 1};
+  params.q = params.k = params.v = params.out = params.dout = params.dq = row;
+  params.lse = {rows, 1, 1};
+  const plan::Limits limits;
+  fail_each_allocation("plan_backward", 1, [&] {
+    const library::PlannedBackward planned = cpu.plan_backward(params, limits);
+    if (planned.plan) kernels.free_backward(planned.plan);
+    return planned.plan != nullptr;
+  });
+  const library::PlannedBackward planned = cpu.plan_backward(params, limits);
+  std::vector<char> workspace(planned.workspace_bytes);
+  fail_each_allocation("backward", 1, [&] {
+    return cpu.backward(params, *planned.plan, workspace.data(), nullptr) != library::kNoMemory;
+  });
+  fail_each_allocation("report_backward", 1, [&] {
+    bool written = false;
+    kernels.report_backward(planned.plan, {.context = &written, .append = [](void* context, const char*) {
+                                             *static_cast<bool*>(context) = true;
+                                           }});
+    return written;
+  });
+  kernels.free_backward(planned.plan);
+}
+
 }  // namespace
+
+// The library's allocations come here, too.
+void* operator new(std::size_t bytes) {
+  if (allocations_until_failure == 0) throw std::bad_alloc();
+  if (allocations_until_failure > 0) --allocations_until_failure;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 int main() {
   const library::Kernels& kernels = *flash_attn_ext_kernels(&kServices);
@@ -206,7 +248,7 @@ int main() {
     check<double>(kernels, backend, ElementType::kFloat64, 1e-12);
     check<cpu::BFloat16>(kernels, backend, ElementType::kBFloat16, 2e-2);
     check<cpu::Float16>(kernels, backend, ElementType::kFloat16, 2e-3);
-    check_that_exceptions_stay_inside(backend);
+    check_failed_allocations(kernels, backend);
     return num_wrong != 0;
   }
   return 1;

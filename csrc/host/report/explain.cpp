@@ -77,7 +77,7 @@ std::pair<std::string, std::string> report_plans(const AttentionInputs& in, cons
   const plan::Limits limits = limits_of(in.q.device());
   const ForwardPlan forward(planner.plan_forward(params, limits));
   const BackwardPlan backward(planner.plan_backward(planned_backward(in, output_mask), limits));
-  return {text_of(kernels().report_forward, forward.plan), text_of(kernels().report_backward, backward.plan)};
+  return {text_of(kernels().report_forward, &*forward), text_of(kernels().report_backward, &*backward)};
 }
 
 }  // namespace flash_attn_ext::host

@@ -11,7 +11,7 @@
 #include "attention/division.h"
 #include "attention/params.h"
 #include "kernels/config/sm80.h"
-#include "kernels/plan/facts.h"
+#include "kernels/plan/interface.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/query_chunks.h"
 

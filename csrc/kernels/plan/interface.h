@@ -1,4 +1,5 @@
-// What the caller of a plan must know: the resources that it may use, and sizes that both sides count with.
+// What both sides of the library's boundary know of plans: the resources that a plan may use, and sizes that both
+// count.
 #pragma once
 
 #include <cstdint>
