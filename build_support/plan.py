@@ -159,8 +159,8 @@ def facts_of(library: Path) -> LibraryFacts:
 
 
 def interface_digest() -> str:
-    """Of what the library and the package have to agree on: the header between them, the file that writes plans as JSON,
-    and all that these include."""
+    """Of what the library and the package have to agree on: the header between them, the file that writes plans as
+    JSON, and all that these include."""
     digest = hashlib.sha256()
     root = ROOT / INCLUDE_ROOT
     for path in sorted({path for name in INTERFACE for path in include_closure(root / name, root)}):
