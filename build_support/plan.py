@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_ROOT = "csrc"
 KERNELS_DIR = "build/kernels"
 LIBRARY = "libflash_attn_ext_kernels.so"
-INTERFACE = "library/kernels.h"  # the header that the library and the glue share
+INTERFACE = ("library/kernels.h", "kernels/plan/report.cpp")  # what the library and the package agree on
 GLUE_SOURCES = ("bindings.cpp", "host/")  # the rest of the sources is the library's
 
 # The math flags change no value; they let the compiler vectorise loops with square roots and comparisons. Nothing here
@@ -159,9 +159,11 @@ def facts_of(library: Path) -> LibraryFacts:
 
 
 def interface_digest() -> str:
-    """Of what the library and the glue have to agree on: the header between them, and all that it includes."""
+    """Of what the library and the package have to agree on: the header between them, the file that writes plans as
+    JSON, and all that these include."""
     digest = hashlib.sha256()
-    for path in include_closure(ROOT / INCLUDE_ROOT / INTERFACE, ROOT / INCLUDE_ROOT):
+    root = ROOT / INCLUDE_ROOT
+    for path in sorted({path for name in INTERFACE for path in include_closure(root / name, root)}):
         digest.update(f"\0{path.relative_to(ROOT.resolve() / INCLUDE_ROOT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -23,27 +23,6 @@
 
 namespace py = pybind11;
 
-// The arguments of flash_attn_ext._explanation.Plan, by name.
-template <>
-struct py::detail::type_caster<flash_attn_ext::plan::Report> {
-  PYBIND11_TYPE_CASTER(flash_attn_ext::plan::Report, const_name("dict"));
-
-  static handle cast(const flash_attn_ext::plan::Report& report, return_value_policy, handle) {
-    dict fields;
-    fields["words"] = flash_attn_ext::host::kernels().words_of(report);
-    fields["kernel"] = report.kernel;
-    for (const auto& [name, value] : report.columns) fields[name] = value;
-    if (!report.delta.empty()) fields["delta"] = report.delta;
-    if (!report.dbias.empty()) fields["dbias"] = report.dbias;
-    dict workspace;
-    for (const auto& [name, bytes] : report.workspace) workspace[name] = bytes;
-    fields["workspace"] = workspace;
-    fields["workspace_bytes"] = report.workspace_bytes;
-    if (report.intervals) fields["intervals"] = *report.intervals;
-    return fields.release();
-  }
-};
-
 namespace flash_attn_ext::host {
 namespace {
 
@@ -237,7 +216,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   define_attention_function<std::array<bool, 6>>(
       module, "attention_plan",
-      "(forward, backward): what the backend that the call names would run. Needs no device of its kind.",
+      "(forward, backward), as JSON: what the backend that the call names would run. Needs no device of its kind.",
       [](std::array<bool, 6> output_mask, const AttentionInputs& inputs) { return report_plans(inputs, output_mask); });
 
   define_sums(module);

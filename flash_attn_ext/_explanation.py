@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,8 +121,9 @@ def plans_of(problem: Problem) -> tuple[Plan, Plan]:
     if not any(wanted):
         wanted = [name in ("q", "k", "v") for name in DIFFERENTIABLE]
     forward, backward = _C.attention_plan(wanted, problem)
-    return _plan(**forward), _plan(**backward)
+    return _plan(**json.loads(forward)), _plan(**json.loads(backward))
 
 
 def _plan(intervals: dict[str, Any] | None = None, **fields: Any) -> Plan:
-    return Plan(**fields, intervals=None if intervals is None else _plan(**intervals))
+    sizes = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Plan(**fields | sizes, intervals=None if intervals is None else _plan(**intervals))

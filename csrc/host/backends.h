@@ -21,11 +21,11 @@ struct Backend {
   bool (*readable)(const at::Tensor& operand);
   const library::Backend* compiled;
 
-  plan::ForwardPlan plan_forward(const attention::ForwardParams& params, const plan::Limits& limits) const {
-    return compiled->plan_forward(params, limits);
+  ForwardPlan plan_forward(const attention::ForwardParams& params, const plan::Limits& limits) const {
+    return ForwardPlan(compiled->plan_forward(params, limits));
   }
-  plan::BackwardPlan plan_backward(const attention::BackwardParams& params, const plan::Limits& limits) const {
-    return compiled->plan_backward(params, limits);
+  BackwardPlan plan_backward(const attention::BackwardParams& params, const plan::Limits& limits) const {
+    return BackwardPlan(compiled->plan_backward(params, limits));
   }
 
   // What follows runs on the device, which is the current one, and on its current stream.
@@ -35,15 +35,15 @@ struct Backend {
   void append(const attention::AppendParams& params, at::Device device) const {
     check_launch(compiled->append(params, current_stream(device)));
   }
-  // Run the passes as the plan says, with plan.workspace.bytes of workspace. `forward` first appends new keys to their
+  // Run the passes as the plan says, with plan->workspace_bytes of workspace. `forward` first appends new keys to their
   // cache, and rotates them and q.
-  void forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+  void forward(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                at::Device device) const {
-    check_launch(compiled->forward(params, plan, workspace, current_stream(device)));
+    check_launch(compiled->forward(params, *plan, workspace, current_stream(device)));
   }
-  void backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+  void backward(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace,
                 at::Device device) const {
-    check_launch(compiled->backward(params, plan, workspace, current_stream(device)));
+    check_launch(compiled->backward(params, *plan, workspace, current_stream(device)));
   }
   void delta(const attention::DeltaParams& params, at::Device device) const {
     check_launch(compiled->delta(params, current_stream(device)));

@@ -77,12 +77,12 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   params.lse = statistic_view(lse);
   params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
-  const plan::BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
-  require_sms(plan, in.q.device());
-  RECORD_FUNCTION(range_name("backward", backend.name, kernels().describe_backward(plan)),
+  const BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
+  require_sms(plan->co_resident_ctas, in.q.device());
+  RECORD_FUNCTION(range_name("backward", backend.name, text_of(kernels().describe_backward, *plan)),
                   c10::ArrayRef<const c10::IValue>{});
-  if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
-  const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.device());
+  if (params.dbias.present()) dbias = allocate_dbias(in, plan->writes_dbias_once, params.dbias);
+  const at::Tensor workspace = byte_memory(plan->workspace_bytes, in.q.device());
   void* const memory = workspace.defined() ? workspace.mutable_data_ptr() : nullptr;
   backend.backward(params, plan, memory, in.q.device());
 }

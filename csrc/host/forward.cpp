@@ -10,7 +10,6 @@
 #include "host/memory/allocate.h"
 #include "host/memory/readable.h"
 #include "host/report/range.h"
-#include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -41,15 +40,14 @@ void run_forward(const Backend& backend, attention::AppendingForwardParams& para
   params.row_max = written_statistic_view(outputs.row_max);
   const int64_t lse_bytes = plan::statistic_bytes(params);
   if (lse_bytes == 0 && !params.append.present()) return;
-  const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
-  RECORD_FUNCTION(range_name("forward", backend.name, kernels().describe_forward(plan)),
+  const ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
+  RECORD_FUNCTION(range_name("forward", backend.name, text_of(kernels().describe_forward, *plan)),
                   c10::ArrayRef<const c10::IValue>{}, node_number());
   // Kernels write an LSE even if the caller does not want it.
-  int64_t bytes = plan.workspace.bytes;
-  const plan::WorkspacePart unwanted_lse = plan::append(bytes, outputs.lse.defined() ? 0 : lse_bytes);
-  const at::Tensor workspace = byte_memory(bytes, outputs.out.device());
-  void* const memory = workspace.defined() ? workspace.mutable_data_ptr() : nullptr;
-  if (unwanted_lse.present()) params.lse = lse_view(params, unwanted_lse.in<void>(memory));
+  const bool wants_lse = outputs.lse.defined();
+  const at::Tensor workspace = byte_memory(plan->workspace_bytes + (wants_lse ? 0 : lse_bytes), outputs.out.device());
+  char* const memory = workspace.defined() ? static_cast<char*>(workspace.mutable_data_ptr()) : nullptr;
+  if (!wants_lse && lse_bytes > 0) params.lse = lse_view(params, memory + plan->workspace_bytes);
   backend.forward(params, plan, memory, outputs.out.device());
 }
 

@@ -129,13 +129,13 @@ void add_gpu_kernels(Kernels& table) {
                .look_up = look_up,
                .table_sums = table_sums,
                .block_table = block_table};
-  Backend& sm80 = row_of("sm80", table);
+  Backend& sm80 = table.backends[kSm80];
   sm80.append = append;
   sm80.forward = sm80_forward;
   sm80.backward = sm80_backward;
   sm80.delta = delta;
 #if FLASH_ATTN_EXT_WITH_SM90
-  Backend& sm90 = row_of("sm90", table);
+  Backend& sm90 = table.backends[kSm90];
   sm90.append = append;
   sm90.forward = sm90_forward;
   sm90.backward = sm90_backward;

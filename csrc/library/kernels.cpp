@@ -1,23 +1,39 @@
 #include "library/kernels.h"
 
+#include <new>
+#include <string>
+#include <type_traits>
+
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/plan/plan.h"
+#include "kernels/plan/report.h"
 #include "library/table.h"
 
 namespace flash_attn_ext::library {
 namespace {
 
-Status cpu_append(const attention::AppendParams& params, void*) {
-  cpu::append_kv(params);
+template <class Function>
+Status run_on_cpu(const Function& function) {
+  try {
+    function();
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
   return 0;
+}
+
+Status cpu_append(const attention::AppendParams& params, void*) {
+  return run_on_cpu([&] { cpu::append_kv(params); });
 }
 
 Status cpu_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void*, void*) {
-  if (params.append.present()) cpu::append_kv(params.append);
-  cpu::forward(params, plan.keys_per_split);
-  return 0;
+  return run_on_cpu([&] {
+    if (params.append.present()) cpu::append_kv(params.append);
+    cpu::forward(params, plan.keys_per_split);
+  });
 }
 
-Status cpu_backward(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace, void*) {
+void compute_gradients(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace) {
   attention::BackwardParams params = given;
   params.delta = plan.workspace.delta.like(params.lse, workspace);
   const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
@@ -36,33 +52,94 @@ Status cpu_backward(const attention::BackwardParams& given, const plan::Backward
     cpu::backward(params);
   }
   if (params.dsink) cpu::backward_dsink(params);
-  return 0;
+}
+
+Status cpu_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace, void*) {
+  return run_on_cpu([&] { compute_gradients(params, plan, workspace); });
 }
 
 Status cpu_delta(const attention::DeltaParams& params, void*) {
-  cpu::delta(params);
-  return 0;
+  return run_on_cpu([&] { cpu::delta(params); });
+}
+
+// What passes the boundary has no constructor or destructor that both sides would have to agree on.
+template <class... Structs>
+constexpr bool kPlain = (std::is_trivially_copyable_v<Structs> && ...);
+static_assert(
+    kPlain<attention::AppendingForwardParams, attention::BackwardParams, attention::TangentParams,
+           attention::DeltaParams, attention::AppendParams, derivatives::PlainTile, derivatives::PlainWeights,
+           derivatives::PlainGradients, common::TableLookUp, common::TableSums, common::BlockTable, plan::Limits,
+           plan::TangentPlan, cpu::Services, PlannedForward, PlannedBackward, TextSink, Gpu, Facts, Kernels>);
+
+template <auto kPlan>
+PlannedForward plan_forward(const attention::ForwardParams& params, const plan::Limits& limits) {
+  try {
+    const auto* made = new plan::ForwardPlan(kPlan(params, limits));
+    return {.plan = made, .workspace_bytes = made->workspace.bytes};
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+template <auto kPlan>
+PlannedBackward plan_backward(const attention::BackwardParams& params, const plan::Limits& limits) {
+  try {
+    const auto* made = new plan::BackwardPlan(kPlan(params, limits));
+    return {.plan = made,
+            .workspace_bytes = made->workspace.bytes,
+            .co_resident_ctas = made->order.cyclic ? made->persistent_ctas : 0,
+            .writes_dbias_once = made->writes_dbias_once};
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+template <class MakeText>
+void write(const TextSink& sink, const MakeText& make_text) {
+  try {
+    const std::string text = make_text();
+    sink.append(sink.context, text.c_str());
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+template <class Plan>
+void describe(const Plan& plan, const TextSink& sink) {
+  write(sink, [&] { return plan::describe(plan); });
+}
+
+template <class Plan>
+void report(const Plan* plan, const TextSink& sink) {
+  write(sink, [&] {
+    return plan::json_of(plan ? plan::report(*plan) : plan::Report{.kernel = "nothing: there are no heads"});
+  });
 }
 
 void add_plans(Kernels& table) {
-  Backend* row = table.backends;
-  for (const plan::Planner& planner : plan::kPlanners) {
-    row->name = planner.name;
-    row->plan_forward = planner.forward;
-    row->plan_backward = planner.backward;
-    ++row;
-  }
+  Backend& sm90 = table.backends[kSm90];
+  sm90.name = "sm90";
+  sm90.plan_forward = plan_forward<plan::plan_forward_sm90>;
+  sm90.plan_backward = plan_backward<plan::plan_backward_sm90>;
+  Backend& sm80 = table.backends[kSm80];
+  sm80.name = "sm80";
+  sm80.plan_forward = plan_forward<plan::plan_forward_sm80>;
+  sm80.plan_backward = plan_backward<plan::plan_backward_sm80>;
+  Backend& cpu = table.backends[kCpu];
+  cpu.name = "cpu";
+  cpu.plan_forward = plan_forward<plan::plan_forward_cpu>;
+  cpu.plan_backward = plan_backward<plan::plan_backward_cpu>;
   table.plan_tangents = plan::plan_tangents;
-  table.describe_forward = plan::describe;
-  table.describe_backward = plan::describe;
-  table.describe_tangents = plan::describe;
-  table.report_forward = plan::report;
-  table.report_backward = plan::report;
-  table.words_of = plan::words_of;
+  table.free_forward = [](const plan::ForwardPlan* plan) { delete plan; };
+  table.free_backward = [](const plan::BackwardPlan* plan) { delete plan; };
+  table.describe_forward = describe<plan::ForwardPlan>;
+  table.describe_backward = describe<plan::BackwardPlan>;
+  table.describe_tangents = describe<plan::TangentPlan>;
+  table.report_forward = report<plan::ForwardPlan>;
+  table.report_backward = report<plan::BackwardPlan>;
 }
 
 void add_cpu_kernels(Kernels& table) {
-  Backend& row = row_of("cpu", table);
+  Backend& row = table.backends[kCpu];
   row.append = cpu_append;
   row.forward = cpu_forward;
   row.backward = cpu_backward;

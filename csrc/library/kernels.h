@@ -1,6 +1,7 @@
 // What libflash_attn_ext_kernels.so offers: kernels of every backend, their plans, and what the library was built with.
-// It knows neither PyTorch nor Python. Parameters are plain data; a stream and workspace belong to the caller. Plans,
-// and what people read of them, are C++ objects: both sides use the layouts of libstdc++, which do not change.
+// It knows neither PyTorch nor Python. What passes are trivially copyable structs, function pointers and opaque plans.
+// Text goes to a function of the caller. An allocation that fails in the library is a status or a null plan; only what
+// the caller's own services throw passes through it. A stream and workspace belong to the caller.
 //
 // The library exports two functions and no other symbol. Facts::interface is a digest of this header and of all that it
 // includes, the limits that the extension checks among them, so that code that was compiled with other headers is found
@@ -8,8 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <iterator>
-#include <string>
 
 #include "attention/append.h"
 #include "attention/params.h"
@@ -18,9 +17,13 @@
 #include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
 #include "kernels/derivatives/plain_tile.h"
+#include "kernels/plan/interface.h"
 #include "kernels/plan/materialised_scores.h"
-#include "kernels/plan/plan.h"
-#include "kernels/plan/report.h"
+
+namespace flash_attn_ext::plan {
+struct ForwardPlan;
+struct BackwardPlan;
+}  // namespace flash_attn_ext::plan
 
 namespace flash_attn_ext::library {
 
@@ -38,15 +41,37 @@ struct Facts {
 // In a fast build kernels take bfloat16 alone, and head dims up to this.
 inline constexpr int64_t kFastBuildHeadDim = 128;
 
-// What a launch returns: 0, or the CUDA runtime's error.
+// What a launch returns: 0, the CUDA runtime's error, or one of these.
 using Status = int;
+inline constexpr Status kNoMemory = -1;  // a CPU kernel could not allocate its buffers
+
+// A plan, and what its caller must know of it. `plan` is nullptr if there was no memory for it; Kernels::free_forward
+// and free_backward free it.
+struct PlannedForward {
+  const plan::ForwardPlan* plan;
+  int64_t workspace_bytes;
+};
+struct PlannedBackward {
+  const plan::BackwardPlan* plan;
+  int64_t workspace_bytes;
+  int64_t co_resident_ctas;  // that must be resident at the same time, each on an SM of its own; 0: it does not matter
+  bool writes_dbias_once;  // each element in the bias's own type; otherwise it is added to zeros of the accumulate type
+};
+
+// Where a text goes. `append` gets its parts, each of which ends with a 0, and throws nothing.
+struct TextSink {
+  void* context;
+  void (*append)(void* context, const char* part);
+};
+
+inline constexpr int kNumBackends = 3;
 
 struct Backend {
   const char* name;
-  plan::ForwardPlan (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
-  plan::BackwardPlan (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
+  PlannedForward (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
+  PlannedBackward (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
   // The rest is nullptr where the backend is not built. Each works on the current device and a stream of it, with
-  // plan.workspace.bytes of workspace. `append` appends the new keys of a call to their cache, whatever its strides,
+  // the plan's workspace. `append` appends the new keys of a call to their cache, whatever its strides,
   // and rotates them and q. `forward` does so first if there are any.
   Status (*append)(const attention::AppendParams& params, void* stream);
   Status (*forward)(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
@@ -82,15 +107,19 @@ struct GpuFunctions {
 };
 
 struct Kernels {
-  Backend backends[std::size(plan::kPlanners)];  // in order of preference
+  Backend backends[kNumBackends];  // in order of preference
   GpuFunctions gpu;
   plan::TangentPlan (*plan_tangents)(const attention::TangentParams& params, const plan::Limits& limits);
-  std::string (*describe_forward)(const plan::ForwardPlan& plan);
-  std::string (*describe_backward)(const plan::BackwardPlan& plan);
-  std::string (*describe_tangents)(const plan::TangentPlan& plan);
-  plan::Report (*report_forward)(const plan::ForwardPlan& plan);
-  plan::Report (*report_backward)(const plan::BackwardPlan& plan);
-  std::string (*words_of)(const plan::Report& report);
+  void (*free_forward)(const plan::ForwardPlan* plan);
+  void (*free_backward)(const plan::BackwardPlan* plan);
+  // A plan as text, for people and profiles. Nothing is written if there is no memory for it.
+  void (*describe_forward)(const plan::ForwardPlan& plan, const TextSink& text);
+  void (*describe_backward)(const plan::BackwardPlan& plan, const TextSink& text);
+  void (*describe_tangents)(const plan::TangentPlan& plan, const TextSink& text);
+  // A plan as JSON, under the names of the fields of flash_attn_ext/_explanation.py; nullptr: no kernel runs, since
+  // there are no heads.
+  void (*report_forward)(const plan::ForwardPlan* plan, const TextSink& text);
+  void (*report_backward)(const plan::BackwardPlan* plan, const TextSink& text);
 };
 
 }  // namespace flash_attn_ext::library

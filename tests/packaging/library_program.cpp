@@ -2,8 +2,10 @@
 // forward and backward, beside the definition in double precision. Its threads and GEMMs are the simplest there are.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -128,7 +130,7 @@ struct Reference {
 };
 
 template <class Element>
-void check(const library::Backend& cpu, ElementType type, double tolerance) {
+void check(const library::Kernels& kernels, const library::Backend& cpu, ElementType type, double tolerance) {
   std::mt19937 random(1);
   Tensor<Element> q{kHeadsQ, kQueries, kDim}, k{kHeadsK, kKeys, kDim}, v{kHeadsK, kKeys, kDimV};
   Tensor<Element> out{kHeadsQ, kQueries, kDimV}, dout = out, dq = q, dk = k, dv = v;
@@ -152,7 +154,9 @@ void check(const library::Backend& cpu, ElementType type, double tolerance) {
   forward.out = out.view();
   forward.lse = {lse.data(), kHeadsQ * kQueries, kQueries};
   const plan::Limits limits;
-  cpu.forward(forward, cpu.plan_forward(forward, limits), nullptr, nullptr);
+  const library::PlannedForward forward_plan = cpu.plan_forward(forward, limits);
+  cpu.forward(forward, *forward_plan.plan, nullptr, nullptr);
+  kernels.free_forward(forward_plan.plan);
 
   attention::BackwardParams backward;
   static_cast<attention::AttentionParams&>(backward) = forward;
@@ -162,9 +166,10 @@ void check(const library::Backend& cpu, ElementType type, double tolerance) {
   backward.dq = dq.view();
   backward.dk = dk.view();
   backward.dv = dv.view();
-  const plan::BackwardPlan plan = cpu.plan_backward(backward, limits);
-  std::vector<char> workspace(plan.workspace.bytes);
-  cpu.backward(backward, plan, workspace.data(), nullptr);
+  const library::PlannedBackward plan = cpu.plan_backward(backward, limits);
+  std::vector<char> workspace(plan.workspace_bytes);
+  cpu.backward(backward, *plan.plan, workspace.data(), nullptr);
+  kernels.free_backward(plan.plan);
 
   Reference<Element> expected{q, k, v, dout};
   expected.run();
@@ -174,16 +179,76 @@ void check(const library::Backend& cpu, ElementType type, double tolerance) {
   expect_close("dv", dv, expected.dv, tolerance);
 }
 
+int allocations_until_failure = -1;  // of this thread, the only one; negative: all succeed
+
+// Calls attempt with its first allocation failing, then with its second, until it succeeds.
+template <class Attempt>
+void fail_each_allocation(const char* what, int least, const Attempt& attempt) {
+  int failures = 0;
+  while (true) {
+    allocations_until_failure = failures;
+    const bool succeeded = attempt();
+    allocations_until_failure = -1;
+    if (succeeded) break;
+    ++failures;
+  }
+  if (failures < least) {
+    ++num_wrong;
+    std::printf("%s: %d failed allocations were seen, expected at least %d\n", what, failures, least);
+  }
+}
+
+void check_failed_allocations(const library::Kernels& kernels, const library::Backend& cpu) {
+  float rows[kDim] = {};
+  attention::BackwardParams params;
+  params.batch = params.num_heads_q = params.num_heads_k = 1;
+  params.head_dim_qk = params.head_dim_v = kDim;
+  params.sequences = {nullptr, nullptr, 1, 1, 1, 1};
+  const attention::MatrixView row = {rows, kDim, kDim, kDim, 1};
+  params.q = params.k = params.v = params.out = params.dout = params.dq = row;
+  params.lse = {rows, 1, 1};
+  const plan::Limits limits;
+  fail_each_allocation("plan_backward", 1, [&] {
+    const library::PlannedBackward planned = cpu.plan_backward(params, limits);
+    if (planned.plan) kernels.free_backward(planned.plan);
+    return planned.plan != nullptr;
+  });
+  const library::PlannedBackward planned = cpu.plan_backward(params, limits);
+  std::vector<char> workspace(planned.workspace_bytes);
+  fail_each_allocation("backward", 1, [&] {
+    return cpu.backward(params, *planned.plan, workspace.data(), nullptr) != library::kNoMemory;
+  });
+  fail_each_allocation("report_backward", 1, [&] {
+    bool written = false;
+    kernels.report_backward(planned.plan, {.context = &written, .append = [](void* context, const char*) {
+                                             *static_cast<bool*>(context) = true;
+                                           }});
+    return written;
+  });
+  kernels.free_backward(planned.plan);
+}
+
 }  // namespace
+
+// The library's allocations come here, too.
+void* operator new(std::size_t bytes) {
+  if (allocations_until_failure == 0) throw std::bad_alloc();
+  if (allocations_until_failure > 0) --allocations_until_failure;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 int main() {
   const library::Kernels& kernels = *flash_attn_ext_kernels(&kServices);
   for (const library::Backend& backend : kernels.backends) {
     if (std::strcmp(backend.name, "cpu") != 0) continue;
-    check<float>(backend, ElementType::kFloat32, 1e-5);
-    check<double>(backend, ElementType::kFloat64, 1e-12);
-    check<cpu::BFloat16>(backend, ElementType::kBFloat16, 2e-2);
-    check<cpu::Float16>(backend, ElementType::kFloat16, 2e-3);
+    check<float>(kernels, backend, ElementType::kFloat32, 1e-5);
+    check<double>(kernels, backend, ElementType::kFloat64, 1e-12);
+    check<cpu::BFloat16>(kernels, backend, ElementType::kBFloat16, 2e-2);
+    check<cpu::Float16>(kernels, backend, ElementType::kFloat16, 2e-3);
+    check_failed_allocations(kernels, backend);
     return num_wrong != 0;
   }
   return 1;

@@ -88,7 +88,7 @@ std::optional<std::array<at::Tensor, 2>> attention_tangents(const AttentionInput
                               empty(in.lse_sizes(), in.accumulate_type(), in.q.device())};
   params.out_tangent = written_matrix_view(results[0]);
   params.lse_tangent = written_statistic_view(results[1]);
-  RECORD_FUNCTION(range_name("tangents", backend.name, kernels().describe_tangents(plan)),
+  RECORD_FUNCTION(range_name("tangents", backend.name, text_of(kernels().describe_tangents, plan)),
                   c10::ArrayRef<const c10::IValue>{});
   check_launch(kernels().gpu.tangents(params, plan, current_stream(in.q.device())));
   return results;

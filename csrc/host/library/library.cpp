@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "host/library/cpu_services.h"
@@ -51,6 +52,7 @@ void* current_stream(at::Device device) {
 
 void check_launch(library::Status status) {
   if (status == 0) return;
+  if (status == library::kNoMemory) throw std::bad_alloc();
   const std::string error = the_kernels->gpu.take_error(status);
   throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, status,
                               "CUDA error: " + error +

@@ -3,6 +3,10 @@
 
 #include <c10/core/Device.h>
 
+#include <new>
+#include <string>
+#include <type_traits>
+
 #include "library/kernels.h"
 
 namespace flash_attn_ext::host {
@@ -24,7 +28,40 @@ const library::Gpu& gpu_of(at::Device device);
 // The current stream of the current device, if that is a GPU; nullptr on the CPU.
 void* current_stream(at::Device device);
 
-// Throws torch.AcceleratorError for an error of the CUDA runtime.
+// A plan of the library, which is freed with this object. Throws std::bad_alloc if there was no memory for it.
+template <class Planned>
+class OwnedPlan {
+ public:
+  explicit OwnedPlan(const Planned& planned) : planned_(planned) {
+    if (planned.plan == nullptr) throw std::bad_alloc();
+  }
+  OwnedPlan(const OwnedPlan&) = delete;
+  OwnedPlan& operator=(const OwnedPlan&) = delete;
+  ~OwnedPlan() { free_plan(planned_.plan); }
+
+  const auto& operator*() const { return *planned_.plan; }
+  const Planned* operator->() const { return &planned_; }
+
+ private:
+  static void free_plan(const plan::ForwardPlan* plan) { kernels().free_forward(plan); }
+  static void free_plan(const plan::BackwardPlan* plan) { kernels().free_backward(plan); }
+
+  Planned planned_;
+};
+using ForwardPlan = OwnedPlan<library::PlannedForward>;
+using BackwardPlan = OwnedPlan<library::PlannedBackward>;
+
+// The text that a function of the library writes of a plan.
+template <class Plan>
+std::string text_of(void (*write)(Plan plan, const library::TextSink& text), std::type_identity_t<Plan> plan) {
+  std::string text;
+  write(plan, {.context = &text, .append = [](void* context, const char* part) noexcept {
+                 static_cast<std::string*>(context)->append(part);
+               }});
+  return text;
+}
+
+// Throws torch.AcceleratorError for an error of the CUDA runtime, and std::bad_alloc for kNoMemory.
 void check_launch(library::Status status);
 
 }  // namespace flash_attn_ext::host

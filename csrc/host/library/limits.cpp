@@ -57,10 +57,10 @@ plan::Limits limits_of(at::Device device) {
   return limits;
 }
 
-void require_sms(const plan::BackwardPlan& plan, at::Device device) {
-  if (!device.is_cuda() || !plan.order.cyclic) return;
+void require_sms(int64_t co_resident_ctas, at::Device device) {
+  if (!device.is_cuda() || co_resident_ctas == 0) return;
   const int64_t present = gpu_of(device).sms;
-  TORCH_CHECK_VALUE(plan.persistent_ctas <= present, kSms.name, " is ", plan.persistent_ctas, ", but ", device, " has ",
+  TORCH_CHECK_VALUE(co_resident_ctas <= present, kSms.name, " is ", co_resident_ctas, ", but ", device, " has ",
                     present, " SMs, and blocks of this backward pass wait for each other; set it to at most ", present,
                     ", on each GPU that should give the same bits");
 }

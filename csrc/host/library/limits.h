@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/plan/plan.h"
+#include "kernels/plan/interface.h"
 
 namespace flash_attn_ext::host {
 
@@ -14,7 +14,7 @@ namespace flash_attn_ext::host {
 // number in its range.
 plan::Limits limits_of(at::Device device);
 
-// Throws ValueError when a plan made for more SMs than the device has needs them all at the same time.
-void require_sms(const plan::BackwardPlan& plan, at::Device device);
+// Throws ValueError if a plan that was made for more SMs needs more CTAs at the same time than the device has SMs.
+void require_sms(int64_t co_resident_ctas, at::Device device);
 
 }  // namespace flash_attn_ext::host

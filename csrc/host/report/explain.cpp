@@ -65,19 +65,19 @@ std::vector<Verdict> explain(const AttentionInputs& in) {
   return verdicts;
 }
 
-std::pair<plan::Report, plan::Report> report_plans(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
+std::pair<std::string, std::string> report_plans(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
   check_inputs(in);
   attention::ForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   params.row_max.data = in.wants_row_max ? some_memory : nullptr;
   const library::Backend& planner = planner_of(in, params);
   if (!in.has_heads()) {
-    const plan::Report nothing = {.kernel = "nothing: there are no heads"};
-    return {nothing, nothing};
+    return {text_of(kernels().report_forward, nullptr), text_of(kernels().report_backward, nullptr)};
   }
   const plan::Limits limits = limits_of(in.q.device());
-  const plan::BackwardPlan backward = planner.plan_backward(planned_backward(in, output_mask), limits);
-  return {kernels().report_forward(planner.plan_forward(params, limits)), kernels().report_backward(backward)};
+  const ForwardPlan forward(planner.plan_forward(params, limits));
+  const BackwardPlan backward(planner.plan_backward(planned_backward(in, output_mask), limits));
+  return {text_of(kernels().report_forward, &*forward), text_of(kernels().report_backward, &*backward)};
 }
 
 }  // namespace flash_attn_ext::host

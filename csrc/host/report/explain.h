@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "host/call/inputs.h"
-#include "kernels/plan/report.h"
 
 namespace flash_attn_ext::host {
 
@@ -15,10 +14,9 @@ namespace flash_attn_ext::host {
 using Verdict = std::pair<std::string, std::vector<std::string>>;
 std::vector<Verdict> explain(const AttentionInputs& inputs);
 
-// Reports the plans of the forward and the backward pass on the backend that the call names, whether or not it can run
-// here, or else on the one that would run. output_mask: the gradients asked for, as in BackwardInputs. The backward
-// plan is for a dout with the strides of out.
-std::pair<plan::Report, plan::Report> report_plans(const AttentionInputs& inputs,
-                                                   const std::array<bool, 6>& output_mask);
+// Reports, as JSON, the plans of the forward and the backward pass on the backend that the call names, whether or not
+// it can run here, or else on the one that would run. output_mask: the gradients asked for, as in BackwardInputs. The
+// backward plan is for a dout with the strides of out.
+std::pair<std::string, std::string> report_plans(const AttentionInputs& inputs, const std::array<bool, 6>& output_mask);
 
 }  // namespace flash_attn_ext::host

@@ -42,7 +42,7 @@ struct Services {
   void (*release_tiles)();
 };
 
-// Called once, before any kernel.
+// Called before any kernel; the last ones that were lent count.
 void set_services(const Services& services);
 
 const Services& services();

@@ -11,17 +11,11 @@
 #include "attention/division.h"
 #include "attention/params.h"
 #include "kernels/config/sm80.h"
+#include "kernels/plan/interface.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/query_chunks.h"
 
 namespace flash_attn_ext::plan {
-
-// The resources that a plan may use.
-struct Limits {
-  int64_t max_materialised_bytes = 0;  // for materialised scores and masks (FLASH_ATTN_EXT_WORKSPACE_MIB)
-  int64_t l2_bytes = 0;
-  int64_t sms = 0;
-};
 
 // A part of the call's one allocation.
 struct WorkspacePart {
@@ -224,23 +218,14 @@ struct BackwardPlan {
   }
 };
 
-// Forward mode has a kernel for some calls. The others are PyTorch operations, tile by tile.
-struct TangentPlan {
-  bool has_kernel = false;
-  int head_dim = 0;  // that the kernel is compiled for
-  int64_t l2_bytes = 0;
-};
-
 // Formats a plan as text, for people and profiles: "fused (portable, tile 32 x 128); delta within another kernel;
 // workspace 256 bytes (delta 256)".
 std::string describe(const ForwardPlan& plan);
 std::string describe(const BackwardPlan& plan);
 std::string describe(const TangentPlan& plan);  // the plan has a kernel
 
-inline int64_t max_head_dim_sm80(attention::ElementType element) { return attention::is_16_bit(element) ? 512 : 256; }
-
-// The plans of each backend. Of pointers they look at whether a tensor is there and how it is aligned, never at what it
-// holds.
+// The plans of each backend, whether or not it was built: a plan needs no GPU. Of pointers they look at whether a
+// tensor is there and how it is aligned, never at what it holds.
 ForwardPlan plan_forward_cpu(const attention::ForwardParams& params, const Limits& limits);
 BackwardPlan plan_backward_cpu(const attention::BackwardParams& params, const Limits& limits);
 ForwardPlan plan_forward_sm80(const attention::ForwardParams& params, const Limits& limits);
@@ -250,28 +235,12 @@ BackwardPlan plan_backward_sm90(const attention::BackwardParams& params, const L
 // Of any GPU backend.
 TangentPlan plan_tangents(const attention::TangentParams& params, const Limits& limits);
 
-// All of them, whether or not a backend was built: a plan needs no GPU.
-struct Planner {
-  const char* name;
-  ForwardPlan (*forward)(const attention::ForwardParams& params, const Limits& limits);
-  BackwardPlan (*backward)(const attention::BackwardParams& params, const Limits& limits);
-};
-inline constexpr Planner kPlanners[] = {{"sm90", plan_forward_sm90, plan_backward_sm90},
-                                        {"sm80", plan_forward_sm80, plan_backward_sm80},
-                                        {"cpu", plan_forward_cpu, plan_backward_cpu}};
-
 // Appends a part of `bytes`. total: the bytes of all parts so far.
 inline WorkspacePart append(int64_t& total, int64_t bytes) {
   constexpr int64_t kAlignment = 256;  // that of cudaMalloc, so that kernels may read parts in vectors of any width
   const WorkspacePart part = {total, bytes};
   total += attention::ceil_div(bytes, kAlignment) * kAlignment;
   return part;
-}
-
-// The bytes of a value of the accumulate type for each query of each query head, laid out as the LSE.
-inline int64_t statistic_bytes(const attention::AttentionParams& p) {
-  const int64_t rows = p.sequences.cu_seqlens_q != nullptr ? p.sequences.total_q : p.batch * p.sequences.max_seqlen_q;
-  return rows * p.num_heads_q * (p.element == attention::ElementType::kFloat64 ? 8 : 4);
 }
 
 // Whether dBias sums whole rows of dS only. It then needs no dS (attention/dscore_row_sums.h).

@@ -368,6 +368,47 @@ std::string words_of(const Report& report) {
   return words.str();
 }
 
+// The JSON of a report.
+
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string json = "\"";
+  for (const char character : text) {
+    if (character == '"' || character == '\\') json += '\\';
+    json += character;
+  }
+  return json + '"';
+}
+
+struct JsonOfValue {
+  std::string operator()(bool value) const { return value ? "true" : "false"; }
+  std::string operator()(int64_t value) const { return std::to_string(value); }
+  std::string operator()(const std::string& value) const { return quoted(value); }
+  std::string operator()(const Sizes& value) const {
+    return "[" + std::to_string(value.first) + ", " + std::to_string(value.second) + "]";
+  }
+};
+
+}  // namespace
+
+std::string json_of(const Report& report) {
+  std::string json = "{\"words\": " + quoted(words_of(report));
+  const auto add = [&](const char* name, const std::string& value) { json += ", " + quoted(name) + ": " + value; };
+  add("kernel", quoted(report.kernel));
+  for (const auto& [name, value] : report.columns) add(name, std::visit(JsonOfValue{}, value));
+  if (!report.delta.empty()) add("delta", quoted(report.delta));
+  if (!report.dbias.empty()) add("dbias", quoted(report.dbias));
+  add("workspace_bytes", std::to_string(report.workspace_bytes));
+  std::string parts;
+  for (const auto& [name, bytes] : report.workspace) {
+    parts += (parts.empty() ? "" : ", ") + quoted(name) + ": " + std::to_string(bytes);
+  }
+  add("workspace", "{" + parts + "}");
+  if (report.intervals) add("intervals", json_of(*report.intervals));
+  return json + "}";
+}
+
 std::string describe(const ForwardPlan& plan) { return words_of(report(plan)); }
 std::string describe(const BackwardPlan& plan) { return words_of(report(plan)); }
 std::string describe(const TangentPlan& plan) { return "one kernel, head dim " + std::to_string(plan.head_dim); }

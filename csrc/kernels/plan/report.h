@@ -1,5 +1,5 @@
-// Reports a plan as data: explain() returns a report, and describe() formats one as text. A report has what users and
-// tests ask about, under the names of the fields of flash_attn_ext/_explanation.py. plan.h has what kernels need.
+// Reports a plan as data: explain() reads a report as JSON, and describe() formats one as text. A report has what users
+// and tests ask about, under the names of the fields of flash_attn_ext/_explanation.py. plan.h has what kernels need.
 #pragma once
 
 #include <cstdint>
@@ -33,5 +33,6 @@ struct Report {
 Report report(const ForwardPlan& plan);
 Report report(const BackwardPlan& plan);
 std::string words_of(const Report& report);
+std::string json_of(const Report& report);  // with the words of the report, too
 
 }  // namespace flash_attn_ext::plan
