@@ -48,9 +48,9 @@ BackwardPlan plan_backward_short_bias(const attention::BackwardParams& params, c
 bool takes_dbias_over_batch(const attention::BackwardParams& params);
 void plan_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 
-// The same where the bias has one number for each diagonal.
-bool takes_diagonals_over_batch(const attention::BackwardParams& params);
-void plan_diagonals_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+// The same for a relative-position bias.
+bool takes_relative_dbias_over_batch(const attention::BackwardParams& params);
+void plan_relative_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 
 // Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such
 // a call.

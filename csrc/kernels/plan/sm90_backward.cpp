@@ -9,8 +9,8 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/schedule/diagonal_boxes.h"
 #include "kernels/schedule/mask_iterations.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -173,8 +173,8 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (largest_head_dim(p) > sm90::kLargestTwoPassHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   if (has_precise_dbias(p)) return true;
   // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
-  const bool of_diagonals = p.score_mod.bias.of_diagonals();
-  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p) && !of_diagonals) return true;
+  const bool is_relative = p.score_mod.bias.is_relative();
+  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p) && !is_relative) return true;
   if (p.dalibi_slopes != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
@@ -399,20 +399,20 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
-  // A gradient that sums whole rows of dS needs no dS, and one that sums diagonals computes it again. So no kernel of
-  // the matrix gradients computes them.
+  // A gradient that sums whole rows of dS needs no dS, and that of a relative-position bias computes it again. So no
+  // kernel of the matrix gradients computes them.
   const bool sums_rows = dbias_is_row_sums(p);
-  const bool of_diagonals = p.score_mod.bias.of_diagonals();
+  const bool is_relative = p.score_mod.bias.is_relative();
   BackwardParams of_matrices = p;
-  if (sums_rows || of_diagonals) of_matrices.dbias = {};
+  if (sums_rows || is_relative) of_matrices.dbias = {};
   std::optional<BackwardPlan> plan = plan_matrix_gradients(of_matrices, limits);
   if (!plan) return plan_backward_sm80(p, limits);
-  if (of_diagonals && plan->dkdv_score == ScoreMode::kBiasMask) {
-    plan->workspace.bias_boxes = append(plan->workspace.bytes, diagonal_boxes(p).bytes());
+  if (is_relative && plan->dkdv_score == ScoreMode::kBiasMask) {
+    plan->workspace.bias_boxes = append(plan->workspace.bytes, relative_bias_boxes(p).bytes());
   }
-  if (of_diagonals && p.dbias.present()) {
-    takes_diagonals_over_batch(p) ? plan_diagonals_over_batch(*plan, p, limits)
-                                  : plan_dbias_of_diagonals(*plan, p, limits);
+  if (is_relative && p.dbias.present()) {
+    takes_relative_dbias_over_batch(p) ? plan_relative_dbias_over_batch(*plan, p, limits)
+                                       : plan_relative_dbias(*plan, p, limits);
   }
   if (sums_rows) {
     plan->dbias = BiasGradientSource::kRowSums;

@@ -11,7 +11,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/schedule/diagonal_boxes.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -335,8 +335,8 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
-  if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.of_diagonals()) {
-    plan.workspace.bias_boxes = append(plan.workspace.bytes, diagonal_boxes(p).bytes());
+  if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.is_relative()) {
+    plan.workspace.bias_boxes = append(plan.workspace.bytes, relative_bias_boxes(p).bytes());
   }
   if (p.score_mod.mask.present()) plan_intervals(plan, p, limits);
   return plan;

@@ -11,8 +11,8 @@ bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_st
 }  // namespace
 
 bool has_bias_boxes(const attention::BroadcastView& bias) {
-  if (bias.of_diagonals()) return true;  // the boxes are written first
-  constexpr int64_t kChunk = 8;          // elements of 16 bits in 16 bytes
+  if (bias.is_relative()) return true;  // the boxes are written first
+  constexpr int64_t kChunk = 8;         // elements of 16 bits in 16 bytes
   return bias.key_stride == 1 && bias.query_stride != 0 &&
          (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
