@@ -26,6 +26,13 @@ inline constexpr int64_t kMostKeysPerQuery = 8;
 // generic kernels, and in the forward pass for the portable ones.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 
+// Whether there is memory for the boxes of a relative-position bias, if the call has one. They grow with the number of
+// heads times tokens, while the bias itself has one value per key - query of a head.
+bool may_write_bias_boxes(const attention::AttentionParams& params, const Limits& limits);
+
+// score_mode_sm90() where a bias without memory for its boxes is for generic kernels, which read it in place.
+ScoreMode score_mode_sm90(const attention::AttentionParams& params, const Limits& limits);
+
 // Whether scores are scaled by a positive number and changed by ALiBi slopes alone, and no query sees a later key.
 // ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);

@@ -385,7 +385,7 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
   if (takes_key_stationary(p)) {
     const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
     const LoopOrder order = loop_order(p, limits.sms, query_tiles);
-    if (may_list_iterations(p, order, limits)) {
+    if (may_list_iterations(p, order, limits) && may_write_bias_boxes(p, limits)) {
       BackwardPlan plan = plan_key_stationary(p, order, limits);
       if (p.dbias.present()) plan_dbias_over_batch(plan, p, limits);
       return plan;

@@ -1,6 +1,7 @@
 // Plans which score mode a call has on Hopper.
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -40,6 +41,15 @@ ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   if (mod.mask.present() && mod.selects_keys()) return ScoreMode::kGeneric;
   if (!mod.bias.present()) return ScoreMode::kMask;
   return has_bias_boxes(mod.bias) ? ScoreMode::kBiasMask : ScoreMode::kGeneric;
+}
+
+bool may_write_bias_boxes(const attention::AttentionParams& p, const Limits& limits) {
+  return !p.score_mod.bias.is_relative() || relative_bias_boxes(p).bytes() <= limits.max_materialised_bytes;
+}
+
+ScoreMode score_mode_sm90(const attention::AttentionParams& p, const Limits& limits) {
+  const ScoreMode score = score_mode_sm90(p);
+  return score == ScoreMode::kBiasMask && !may_write_bias_boxes(p, limits) ? ScoreMode::kGeneric : score;
 }
 
 }  // namespace flash_attn_ext::plan
