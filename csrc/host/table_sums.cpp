@@ -99,9 +99,9 @@ at::Tensor table_sums(const at::Tensor& values, const at::Tensor& entries, int64
                               .num_entries = num_entries,
                               .sums = sums.mutable_data_ptr(),
                               .sums_element = element_type(dtype)};
-  const at::Tensor parts =
-      at::empty({params.num_parts(), rows.size(0), num_entries}, values.options().dtype(accumulate));
-  params.parts = parts.mutable_data_ptr();
+  const at::Tensor partial_sums =
+      at::empty({params.num_splits(), rows.size(0), num_entries}, values.options().dtype(accumulate));
+  params.partial_sums = partial_sums.mutable_data_ptr();
   check_launch(kernels().gpu.table_sums(params, current_stream(values.device())));
   return sums;
 }

@@ -35,7 +35,7 @@ struct Facts {
   const char* fast_build;      // what its GPU kernels take, if some were left out; nullptr in a whole build
 };
 
-// In a fast build kernels take bfloat16 alone, and head dims up to this.
+// In a fast build kernels take only bfloat16, and head dims up to this.
 inline constexpr int64_t kFastBuildHeadDim = 128;
 
 // What a launch returns: 0, or the CUDA runtime's error.

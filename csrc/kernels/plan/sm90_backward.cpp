@@ -56,14 +56,15 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
 constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
-// The kernel with a softcap takes those between these. Below, what it multiplies masked scores by might be too small to
-// hide them; above, the rounding of a capped score would be as large as that of weights in float16.
+// The range of softcaps c of the key-stationary kernel. For it P of a masked score is exp2 of -2^63 c log2(e)
+// (KeyScores::bound), which vanishes for any c that is not tiny; 2^-10 is far from that limit. Above the range, the
+// rounding of a capped score would be as large as that of weights in float16.
 constexpr double kLeastSoftcap = 0x1p-10;
 constexpr double kMostSoftcap = 0x1p8;
 
 // The score mode of the key-stationary kernel for a call.
 ScoreMode key_stationary_score(const BackwardParams& p) {
-  if (has_softcap_alone(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
+  if (has_only_softcap(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
     return ScoreMode::kSoftcap;
   }
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
@@ -285,8 +286,7 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
 constexpr int64_t kLeastTilesOfChunk = 64;
 
 // Whether a call may be divided into query chunks. Where a window hides the keys before it, L2 holds the queries that
-// see the key tiles in flight. In split-KV there are few queries. Only kernels that scale scores alone have query
-// chunks.
+// see the key tiles in flight. In split-KV there are few queries. Only scale-only kernels have query chunks.
 bool may_chunk_queries(const BackwardParams& p, const LoopOrder& order) {
   return score_mode_sm90(p) == ScoreMode::kScaleOnly && !order.split_kv &&
          p.visibility.left == attention::Visibility::kUnbounded;

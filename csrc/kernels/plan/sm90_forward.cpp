@@ -206,7 +206,7 @@ int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
 
 // Of calls that need generic kernels in the backward pass, some need less here.
 ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
-  if (has_softcap_alone(p)) return ScoreMode::kSoftcap;
+  if (has_only_softcap(p)) return ScoreMode::kSoftcap;
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 

@@ -25,7 +25,7 @@ bool has_causal_alibi(const attention::AttentionParams& p) {
   return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
 }
 
-bool has_softcap_alone(const attention::AttentionParams& p) {
+bool has_only_softcap(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
   return mod.softcap != 0.0 && !has_more;

@@ -15,8 +15,9 @@ struct TmaDescriptor {
   int batch_step;  // 0 where all batch entries are the same, and in a packed batch
 };
 
-// A bias as the TMA reads it, in boxes of 64 queries. It is as large as a TmaDescriptor, whose
-// fields come first, so that the arguments of kernels without a bias keep their places.
+// A bias as the TMA reads it, in boxes of 64 queries. Kernels without a bias have it among their arguments, too. It is
+// as large as a TmaDescriptor, by which the bias was once described: with another size the arguments after it would
+// move in all of them, and the machine code would change.
 struct BiasDescriptor {
   CUtensorMap map;
   int head_step;
