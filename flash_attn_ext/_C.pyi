@@ -26,7 +26,7 @@ One attention call in canonical form is a Problem (_call/problem.py), of which a
     allow_tf32         float32 on a GPU: one TF32 product instead of three
     sequence_first     the caller has (B, S, H, D): out gets it where q's strides leave the order open; dense only
     wants_row_max      the forward pass also returns the largest score of each row
-    bias_of_diagonals  bias is (1, Hq|1, 1, Sq + Sk - 1), stride 1 in the last dimension: a number for each diagonal
+    bias_is_relative  bias is (1, Hq|1, 1, Sq + Sk - 1), stride 1 in the last dimension: a value per key - query
                        of the scores, that of key - query = 1 - Sq first; dense only
 
 Wrong tensors raise RuntimeError, wrong option values ValueError.

@@ -1,8 +1,8 @@
 """Attention with a bias that is looked up in a table (``bias_table``), with the gradient of the table.
 
-An index by distance makes one number for each diagonal of the scores, of each head: ``Problem.bias_of_diagonals``.
-Kernels read these, and their gradient is summed by the entries of the diagonals. An index that is a tensor makes a bias
-of all pairs.
+An index by distance makes a relative-position bias, with one value per key - query of each head:
+``Problem.bias_is_relative``. Kernels read these values, and their gradient is summed by entries. An index that is a
+tensor makes a bias of all pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def direct_entries(operands: tuple[Any, Any], causal: Any, layout: Any, table: Any, index: Any) -> Tensor | None:
-    """The entries of diagonals or of pairs for ``_C.direct_attention``; None where a call is none for it."""
+    """The entries of distances or of pairs for ``_C.direct_attention``; None where a call is none for it."""
     q, k = operands
     if type(table) not in _PLAIN_TYPES or table.dim() != 2 or _C.operands_of(q, k, k) < _C.CANONICAL:
         return None
@@ -48,7 +48,7 @@ def attend_with_table(
     """``attend`` of a canonical problem without a bias, to whose scores entries of the table are added."""
     rows = _checked_table(problem, table, index)
     if not isinstance(index, Tensor):
-        return attend(_with_diagonals(problem, rows, index, operands), operands)
+        return attend(_with_relative_bias(problem, rows, index, operands), operands)
     return attend(problem._replace(bias=_bias_of(rows, _checked_entries(problem, rows, index, operands))), operands)
 
 
@@ -56,20 +56,20 @@ def problem_to_explain(problem: Problem, table: Tensor | None, index: Any, opera
     """The problem as the kernels get it."""
     rows = _checked_table(problem, table, index)
     if not isinstance(index, Tensor):
-        return _with_diagonals(problem, rows, index, operands)
+        return _with_relative_bias(problem, rows, index, operands)
     return problem._replace(bias=_bias_of(rows, _checked_entries(problem, rows, index, operands)))
 
 
-def _with_diagonals(problem: Problem, table: Tensor, index: Any, operands: int) -> Problem:
+def _with_relative_bias(problem: Problem, table: Tensor, index: Any, operands: int) -> Problem:
     num_queries, num_keys = problem.q.shape[2], problem.k.shape[2]
     diagonal = 0 if problem.causal == "top_left" else num_keys - num_queries
-    entries = _entries_of_diagonals(
+    entries = _entries_of_distances(
         index, table.shape[1], (num_queries, num_keys, diagonal), problem.q.device, operands
     )
-    return problem._replace(bias=look_up(table, entries)[None, :, None], bias_of_diagonals=True)
+    return problem._replace(bias=look_up(table, entries)[None, :, None], bias_is_relative=True)
 
 
-def _entries_of_diagonals(
+def _entries_of_distances(
     index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device, operands: int
 ) -> Tensor:
     may_keep = operands >= _C.PLAIN and not is_compiling() and isinstance(index, str | T5Buckets)
@@ -79,7 +79,7 @@ def _entries_of_diagonals(
 
 
 def _entries(index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device) -> Tensor:
-    """The entry of each diagonal, of that of key - query = 1 - num_queries first."""
+    """The entry of each key - query, of 1 - num_queries first."""
     num_queries, num_keys, diagonal = shape
     count = max(num_queries + num_keys - 1, 0)
     distance = torch.arange(count, device=device) - (num_queries - 1) - diagonal

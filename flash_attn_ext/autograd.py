@@ -25,7 +25,6 @@ from flash_attn_ext._call.problem import DIFFERENTIABLE, Problem
 from flash_attn_ext._call.seeds import draw_seed
 from flash_attn_ext._torch_private import are_functorch_transforms_active
 from flash_attn_ext.derivatives.batching import Mapped
-from flash_attn_ext.derivatives.diagonals import with_all_pairs
 from flash_attn_ext.derivatives.functions import AttentionTangents, gradients_of
 from flash_attn_ext.derivatives.named_functions import (
     LEFT,
@@ -36,6 +35,7 @@ from flash_attn_ext.derivatives.named_functions import (
     map_arguments,
     tangents_in,
 )
+from flash_attn_ext.derivatives.relative_bias import with_all_pairs
 
 PLAIN, SYMBOLIC = _C.PLAIN, _C.SYMBOLIC
 
@@ -104,7 +104,7 @@ class FlashAttentionFunction(DerivativeFunction):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         arguments = kept(ctx) | tangents_in(FlashAttentionFunction.named(tangents))
-        if arguments["bias_of_diagonals"]:
+        if arguments["bias_is_relative"]:
             arguments = with_all_pairs(arguments, ("bias", "bias_tangent"))
         return (*AttentionTangents.call(**arguments), None, None)
 

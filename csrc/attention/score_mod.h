@@ -33,9 +33,9 @@ struct Coordinate {  // positions inside the sequence, whatever the tile
   int64_t key;
 };
 
-// A bias or mask of shape (batch, heads, queries, keys) in which a broadcast dimension has stride 0. A bias that
-// follows from key - query alone has one number for each diagonal of the scores. Its query stride is -1, its key stride
-// is 1, and data is the number of the diagonal 0.
+// A bias or mask of shape (batch, heads, queries, keys) in which a broadcast dimension has stride 0. A
+// relative-position (Toeplitz) bias stores one value per key - query. Its strides are -1 for queries and 1 for keys,
+// and `data` points at the value of key - query = 0, so that offset() needs no special case.
 struct BroadcastView {
   const void* data = nullptr;
   ElementType element = ElementType::kFloat32;
@@ -45,7 +45,8 @@ struct BroadcastView {
   int64_t key_stride = 0;
 
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
-  FLASH_HOST_DEVICE bool of_diagonals() const { return query_stride < 0; }
+  // Of all views only that of a relative-position bias has a negative stride: tensors have none.
+  FLASH_HOST_DEVICE bool is_relative() const { return query_stride < 0; }
   FLASH_HOST_DEVICE int64_t offset(const Coordinate& at) const {
     return at.batch * batch_stride + at.head * head_stride + at.query * query_stride + at.key * key_stride;
   }

@@ -55,7 +55,7 @@ at::Tensor allocate_dbias(const AttentionInputs& in, bool written_once, attentio
   dbias.head_stride = stride(1);
   dbias.query_stride = stride(2);
   dbias.key_stride = stride(3);
-  if (in.bias_of_diagonals && gradient.numel() > 0) {
+  if (in.bias_is_relative && gradient.numel() > 0) {
     dbias.data = static_cast<char*>(dbias.data) + (in.q.size(2) - 1) * gradient.element_size();
     dbias.query_stride = -1;
     dbias.key_stride = 1;

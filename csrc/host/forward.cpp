@@ -60,7 +60,7 @@ ForwardOutputs attention_forward(const AttentionInputs& in, bool wants_lse) {
   const Backend& backend = choose_backend(in, params);
   const InputCopies copies = make_readable(backend, in, params);
   ForwardOutputs outputs = allocate_outputs(in, wants_lse);
-  // Only an added bias moves scores so far from 0 that the LSE alone is too coarse for the gradients.
+  // Only an added bias moves scores so far from 0 that the LSE without a residual is too coarse for the gradients.
   if (in.bias && wants_lse) outputs.lse_residual = empty(in.lse_sizes(), in.accumulate_type(), in.q.device());
   run_forward(backend, params, outputs);
   return outputs;

@@ -24,7 +24,7 @@ BroadcastView broadcast_view(const std::optional<at::Tensor>& tensor) {
           .key_stride = stride(3)};
 }
 
-BroadcastView view_of_diagonals(const at::Tensor& bias, int64_t queries) {
+BroadcastView relative_bias_view(const at::Tensor& bias, int64_t queries) {
   const auto* first = static_cast<const char*>(bias.const_data_ptr());
   return {.data = first + std::max<int64_t>(queries - 1, 0) * bias.element_size(),
           .element = element_type(bias.scalar_type()),
@@ -128,8 +128,8 @@ attention::StatisticView written_statistic_view(const at::Tensor& tensor) {
 }
 
 attention::BiasGradient describe_dbias(const AttentionInputs& in) {
-  // A bias of diagonals differs along queries and keys, whatever its shape.
-  const auto split = [&](int64_t d) { return in.bias->size(d) != 1 || (d > 1 && in.bias_of_diagonals); };
+  // A relative-position bias differs along queries and keys, whatever its shape.
+  const auto split = [&](int64_t d) { return in.bias->size(d) != 1 || (d > 1 && in.bias_is_relative); };
   attention::BiasGradient dbias;
   dbias.wanted = true;
   dbias.per_batch = split(0);
@@ -187,7 +187,7 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
       .softcap = in.softcap.value_or(0.0),
       .alibi = alibi_slopes(in.alibi_slopes),
       .bias =
-          in.bias_of_diagonals ? view_of_diagonals(*in.bias, params.sequences.max_seqlen_q) : broadcast_view(in.bias),
+          in.bias_is_relative ? relative_bias_view(*in.bias, params.sequences.max_seqlen_q) : broadcast_view(in.bias),
       .mask = broadcast_view(in.mask),
       .mask_tiles = {},
       .mask_bits = {},

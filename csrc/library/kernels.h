@@ -38,7 +38,7 @@ struct Facts {
   const char* fast_build;      // what its GPU kernels take, if some were left out; nullptr in a whole build
 };
 
-// In a fast build kernels take bfloat16 alone, and head dims up to this.
+// In a fast build kernels take only bfloat16, and head dims up to this.
 inline constexpr int64_t kFastBuildHeadDim = 128;
 
 // What a launch returns: 0, the CUDA runtime's error, or one of these.

@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     allow_tf32: bool = False
     sequence_first: bool = False  # the caller has (B, S, H, D), and out gets it where q's strides leave it open
     wants_row_max: bool = False  # the forward pass also returns the largest score of each row
-    bias_of_diagonals: bool = False  # bias is (1, Hq|1, 1, Sq + Sk - 1), with a number for each key - query
+    bias_is_relative: bool = False  # bias is (1, Hq|1, 1, Sq + Sk - 1), with a value per key - query
 
 
 class KvCache(NamedTuple):

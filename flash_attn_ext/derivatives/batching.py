@@ -156,8 +156,8 @@ def _choose(size: int, dims: dict[str, int | None], arguments: Named, names: tup
             into_heads = True
         if KINDS[name] == Kind.TABLE:
             shape = _slice_shape(arguments, dims, name)
-            of_diagonals = name == "bias" and arguments["bias_of_diagonals"]
-            into_heads = into_heads or (shape[0] == 1 < batch and shape[1] == heads) or of_diagonals
+            is_relative = name == "bias" and arguments["bias_is_relative"]
+            into_heads = into_heads or (shape[0] == 1 < batch and shape[1] == heads) or is_relative
     if into_heads and is_packed and (dims["cu_seqlens_q"] is not None or dims["cu_seqlens_k"] is not None):
         return None
     return Fold(size, into_heads, is_packed, batch, heads)

@@ -15,7 +15,6 @@ from torch import Tensor
 from flash_attn_ext import _C
 from flash_attn_ext._call.problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.derivatives.backward_tangents import backward_tangents
-from flash_attn_ext.derivatives.diagonals import of_diagonals, with_all_pairs
 from flash_attn_ext.derivatives.forward_tangents import forward_tangents
 from flash_attn_ext.derivatives.kinds import TANGENTS, tangent_name
 from flash_attn_ext.derivatives.named_functions import (
@@ -34,6 +33,7 @@ from flash_attn_ext.derivatives.named_functions import (
     tangents_in,
     wanted_names,
 )
+from flash_attn_ext.derivatives.relative_bias import with_all_pairs, with_sums_of_pairs
 
 
 def gradients_of(arguments: dict, dout: Tensor | None, dlse: Tensor | None, wanted) -> dict[str, Tensor]:
@@ -113,8 +113,8 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
     if all(cotangent is None for cotangent in along.values()):
         return in_order(AttentionBackward, {})
     arguments |= tangents_in(along)
-    has_diagonals = arguments["bias_of_diagonals"]
-    if has_diagonals:
+    is_relative = arguments["bias_is_relative"]
+    if is_relative:
         arguments = with_all_pairs(arguments, ("bias", "bias_tangent"))
     wanted = [needed[name] for name in DIFFERENTIABLE]
     if torch.is_grad_enabled() or not any(wanted):  # the tangents of out and lse may be differentiated once more
@@ -123,8 +123,8 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
         gradients = tangents_of_gradients(arguments | left, wanted)
     else:
         out_tangent, lse_tangent, gradients = tangents_of_everything(arguments, wanted)
-    if has_diagonals:
-        gradients = of_diagonals(gradients, "bias")
+    if is_relative:
+        gradients = with_sums_of_pairs(gradients, "bias")
     of_cotangents = dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
     return in_order(AttentionBackward, gradients | of_cotangents)
 
@@ -132,15 +132,15 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
 def _tangents_along(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
     """The tangents of the gradients, for tangents of the problem only."""
     arguments |= tangents_in(along)
-    has_diagonals = arguments["bias_of_diagonals"]
-    if has_diagonals:
+    is_relative = arguments["bias_is_relative"]
+    if is_relative:
         arguments = with_all_pairs(arguments, ("bias", "bias_tangent"))
     if along["out"] is None or along["lse"] is None:
         tangents = tangents_of_everything(arguments, wanted)[2]
     else:  # forward mode has computed the tangents of out and lse in the forward pass
         arguments |= dict(out_tangent=along["out"], lse_tangent=along["lse"])
         tangents = tangents_of_gradients(arguments, wanted)
-    return of_diagonals(tangents, "bias") if has_diagonals else tangents
+    return with_sums_of_pairs(tangents, "bias") if is_relative else tangents
 
 
 class AttentionTangents(DerivativeFunction):

@@ -44,6 +44,7 @@ FIELD_WORDS = {
     r"few-queries kernels?": "query-stationary",
     r"all-keys kernels?": "single-tile",
     r"stored (scores?|P|dS|matrix|matrices)": "materialised",
+    r"(d?bias(es)?|boxes|bands?) of diagonals|numbers? for (each|a) diagonal": "relative-position bias, block diagonal",
 }
 # The same for identifiers in C++, of which the words are separated and in lower case: kPartKeys is "part keys". Some of
 # these are words of prose, where they have their usual meaning.
@@ -55,6 +56,7 @@ FIELD_IDENTIFIERS = {
     r"pieces?": "vector, chunk, slice",
     r"suspicious": "needs recompute",
     r"(own|staged|fetched|box|loads?|stages?) terms": "bias and mask; augmented columns",
+    r"of diagonals|diagonal (boxes|bands?)": "relative bias, block diagonals",
     r"nothing added": "no bias and mask; no augmented step",
     r"keys per part|(store|take|run|merge|is) parts?": "split, partial",
     r"start (scores|values|d[pqkv])": "issue the GEMM",

@@ -39,7 +39,7 @@ class Call:
     dtype: torch.dtype = BF16
     bias: tuple | None = None
     bias_dtype: torch.dtype | None = None
-    diagonals: bool = False  # a bias with one number for each diagonal of the scores
+    relative_bias: bool = False  # a relative-position bias
     mask: tuple | None = None
     intervals: tuple | None = None
     block_lists: tuple | None = None  # of the counts
@@ -52,10 +52,10 @@ class Call:
     def plans(self) -> tuple[Plan, Plan]:
         problem = problem_of(**DEFAULTS | self.arguments())
         problem, _, _ = dense_problem(problem, "bhsd", self.lists())
-        if self.diagonals:
+        if self.relative_bias:
             shape = (1, self.heads, 1, problem.q.shape[2] + problem.k.shape[2] - 1)
             bias = torch.empty(shape, dtype=self.bias_dtype or self.dtype, requires_grad="bias" in self.wanted)
-            problem = problem._replace(bias=bias, bias_of_diagonals=True)
+            problem = problem._replace(bias=bias, bias_is_relative=True)
         if problem.dropout_p > 0:
             problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64))
         return plans_of(problem)
@@ -82,7 +82,7 @@ class Call:
         if self.sink:
             tensors["sink"] = torch.empty(self.heads)
         for name in self.wanted:
-            if name != "bias" or not self.diagonals:  # those get a bias later
+            if name != "bias" or not self.relative_bias:  # those get a bias later
                 tensors[name].requires_grad_()
         if self.mask:
             tensors["mask"] = torch.ones(self.mask, dtype=torch.bool)

@@ -194,7 +194,8 @@ void check_kv_cache(const AttentionInputs& in, const KvCacheInputs& cache) {
   check_in_memory(cache);
   check_no_gradient(in, cache);
   check_problem(in);
-  TORCH_CHECK(!in.bias_of_diagonals, "attention_with_kvcache takes no bias of diagonals; pass bias with all its rows");
+  TORCH_CHECK(!in.bias_is_relative,
+              "attention_with_kvcache takes no relative-position bias; pass bias with all its rows");
   check_caches(in);
   check_entries(in, cache);
   check_new(in, cache);

@@ -257,16 +257,16 @@ bool look_bias_up(const AttentionArguments& given, AttentionInputs& in) {
   const at::ScalarType dtype = table->scalar_type();
   const bool takes_table = !in.bias && table->dim() == 2 && table->size(0) == heads && table->size(1) > 0 &&
                            table->device() == in.q.device() && (dtype == in.q.scalar_type() || dtype == at::kFloat);
-  const bool of_diagonals = entries->dim() == 1;
+  const bool is_relative = entries->dim() == 1;
   const bool takes_entries =
       entries->scalar_type() == at::kInt && entries->device() == in.q.device() && entries->is_contiguous() &&
       queries > 0 && keys > 0 &&
-      (of_diagonals ? entries->size(0) == queries + keys - 1
-                    : entries->dim() == 2 && entries->size(0) == queries && entries->size(1) == keys);
+      (is_relative ? entries->size(0) == queries + keys - 1
+                   : entries->dim() == 2 && entries->size(0) == queries && entries->size(1) == keys);
   if (!takes_table || !takes_entries || !holds_memory(*table)) return false;
   const at::Tensor bias = recorded_look_up(*table, entries->view({-1}));
-  in.bias = of_diagonals ? bias.view({1, heads, 1, -1}) : bias.view({1, heads, queries, keys});
-  in.bias_of_diagonals = of_diagonals;
+  in.bias = is_relative ? bias.view({1, heads, 1, -1}) : bias.view({1, heads, queries, keys});
+  in.bias_is_relative = is_relative;
   return true;
 }
 

@@ -33,7 +33,7 @@ inline constexpr auto kFields = std::make_tuple(
     Field{"max_seqlen_k", &AttentionInputs::max_seqlen_k}, Field{"backend", &AttentionInputs::backend},
     Field{"allow_tf32", &AttentionInputs::allow_tf32}, Field{"sequence_first", &AttentionInputs::sequence_first},
     Field{"wants_row_max", &AttentionInputs::wants_row_max},
-    Field{"bias_of_diagonals", &AttentionInputs::bias_of_diagonals});
+    Field{"bias_is_relative", &AttentionInputs::bias_is_relative});
 
 // The further fields of a call with a cache, in the order of KvCache (flash_attn_ext/_call/problem.py).
 inline constexpr auto kCacheFields = std::make_tuple(

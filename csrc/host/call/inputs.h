@@ -43,8 +43,8 @@ struct AttentionInputs {
   bool allow_tf32 = false;      // for float32 on a GPU: one TF32 product instead of three
   bool sequence_first = false;  // the caller has (B, S, H, D), and out gets it where q's strides leave the order open
   bool wants_row_max = false;   // the forward pass also returns the largest score of each row
-  // bias is (1, Hq|1, 1, Sq + Sk - 1): a number for each diagonal of the scores, that of key - query = 1 - Sq first
-  bool bias_of_diagonals = false;
+  // A relative-position bias, (1, Hq|1, 1, Sq + Sk - 1): a value per key - query, that of 1 - Sq first
+  bool bias_is_relative = false;
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int64_t batch() const { return packed() ? cu_seqlens_q->size(0) - 1 : q.size(0); }

@@ -107,17 +107,16 @@ void check_broadcastable(const char* name, const at::Tensor& tensor, const Atten
               " (batch, query heads, queries, keys)", hint_at_dimensions(name, tensor, in, longest));
 }
 
-void check_diagonals(const at::Tensor& bias, const AttentionInputs& in, const SequenceLengths& longest) {
+void check_relative_bias(const at::Tensor& bias, const AttentionInputs& in, const SequenceLengths& longest) {
   check_dense("bias", bias);
   check_device("bias", bias, in.q);
   TORCH_CHECK(!in.packed(),
-              "bias_of_diagonals does not go with packed sequences; pass q, k and v with a batch dimension");
+              "bias_is_relative does not go with packed sequences; pass q, k and v with a batch dimension");
   const int64_t diagonals = std::max<int64_t>(longest.queries + longest.keys - 1, 0);
   const bool fits = bias.dim() == 4 && bias.size(0) == 1 && (bias.size(1) == 1 || bias.size(1) == in.num_heads_q()) &&
                     bias.size(2) == 1 && bias.size(3) == diagonals && (diagonals < 2 || bias.stride(3) == 1);
   TORCH_CHECK(fits, "bias has shape ", bias.sizes(), " and strides ", bias.strides(), ", expected (1, 1 or ",
-              in.num_heads_q(), ", 1, ", diagonals,
-              ") with stride 1 in the last dimension: a number for each diagonal");
+              in.num_heads_q(), ", 1, ", diagonals, ") with stride 1 in the last dimension: a value per key - query");
 }
 
 // Checks that the begins and ends of a part of the intervals are positions of keys.
@@ -272,13 +271,13 @@ void check_rng_seed(const at::Tensor& rng_seed, at::Device device) {
 }
 
 void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longest) {
-  TORCH_CHECK(!in.bias_of_diagonals || in.bias, "bias_of_diagonals is set, but there is no bias; pass one");
+  TORCH_CHECK(!in.bias_is_relative || in.bias, "bias_is_relative is set, but there is no bias; pass one");
   if (in.bias) {
     const at::ScalarType dtype = in.bias->scalar_type();
     TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype_name(dtype),
                 ", expected q's dtype (", dtype_name(in.q.scalar_type()), ") or float32", hint_at_mask(dtype));
-    if (in.bias_of_diagonals) {
-      check_diagonals(*in.bias, in, longest);
+    if (in.bias_is_relative) {
+      check_relative_bias(*in.bias, in, longest);
     } else {
       check_broadcastable("bias", *in.bias, in, longest);
     }

@@ -8,7 +8,7 @@
 
 namespace flash_attn_ext::host {
 
-// Checks that kernels can read all tensors of a call whose q, k and v they can read. Plans alone do not need it.
+// Checks that kernels can read all tensors of a call whose q, k and v they can read. Plans do not need it.
 void check_in_memory(const AttentionInputs& inputs);
 void check_in_memory(const KvCacheInputs& cache);
 

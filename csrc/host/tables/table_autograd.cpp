@@ -1,4 +1,4 @@
-// Autograd's nodes of a table that is looked up in, and of sums by entries. Each is the other's derivative.
+// Autograd nodes of look_up and table_sums, which are each other's derivatives.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/index_add.h>

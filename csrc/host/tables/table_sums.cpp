@@ -16,19 +16,21 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// Each row is added from its first column to its last.
+// Each row is added from its first column to its last. Entries that the table lacks are clamped, as on a GPU.
 template <class Real>
 void add_on_cpu(const at::Tensor& values, const at::Tensor& entries, const at::Tensor& sums) {
   const auto from = values.accessor<const Real, 2>();
   const auto entry = entries.accessor<const int32_t, 1>();
   auto to = sums.accessor<Real, 2>();
+  if (sums.size(1) == 0) return;
+  const int64_t last_entry = sums.size(1) - 1;
   at::parallel_for(0, values.size(0), 1, [&](int64_t begin, int64_t end) {
     std::vector<double> row(sums.size(1));
     for (int64_t i = begin; i < end; ++i) {
       std::fill(row.begin(), row.end(), 0.0);
       for (int64_t column = 0; column < values.size(1); ++column) {
-        const int64_t e = entry[column];
-        if (e >= 0 && e < sums.size(1)) row[e] += static_cast<double>(from[i][column]);
+        const int64_t e = std::clamp<int64_t>(entry[column], 0, last_entry);
+        row[e] += static_cast<double>(from[i][column]);
       }
       for (int64_t e = 0; e < sums.size(1); ++e) to[i][e] = static_cast<Real>(row[e]);
     }
@@ -97,9 +99,9 @@ at::Tensor table_sums(const at::Tensor& values, const at::Tensor& entries, int64
                               .num_entries = num_entries,
                               .sums = sums.mutable_data_ptr(),
                               .sums_element = element_type(dtype)};
-  const at::Tensor parts =
-      at::empty({params.num_parts(), rows.size(0), num_entries}, values.options().dtype(accumulate));
-  params.parts = parts.mutable_data_ptr();
+  const at::Tensor partial_sums =
+      at::empty({params.num_splits(), rows.size(0), num_entries}, values.options().dtype(accumulate));
+  params.partial_sums = partial_sums.mutable_data_ptr();
   check_launch(kernels().gpu.table_sums(params, current_stream(values.device())));
   return sums;
 }

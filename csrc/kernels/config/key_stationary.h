@@ -93,11 +93,11 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
-    // A softcap alone, not at head dim 96. With anything else that changes scores, the two-pass kernels run.
+    // Only a softcap, not at head dim 96. With anything else that changes scores, the two-pass kernels run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kSoftcap},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kSoftcap, .pre_signals_dq = true},
 
-    // A bias alone. With a mask, or with a gradient that dbias_over_batch.cuh does not compute, the two-pass kernels
+    // Only a bias. With a mask, or with a gradient that dbias_over_batch.cuh does not compute, the two-pass kernels
     // run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kBiasMask},

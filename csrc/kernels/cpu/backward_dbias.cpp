@@ -9,8 +9,8 @@ namespace flash_attn_ext::cpu {
 
 template <class Real>
 DbiasSums<Real>::DbiasSums(const attention::BackwardParams& params) : p_(params) {
-  of_diagonals_ = p_.dbias.present() && p_.score_mod.bias.of_diagonals();
-  local_columns_ = kStreamedRows + (of_diagonals_ ? p_.sequences.max_seqlen_q - 1 : 0);
+  is_relative_ = p_.dbias.present() && p_.score_mod.bias.is_relative();
+  local_columns_ = kStreamedRows + (is_relative_ ? p_.sequences.max_seqlen_q - 1 : 0);
   if (has_local_sums()) local_.reserve(num_local_rows() * local_columns_);
 }
 
@@ -40,7 +40,7 @@ void DbiasSums<Real>::add(const ScoreRun& run, const Real* dscore) {
 template <class Real>
 void DbiasSums<Real>::finish(int64_t batch, int64_t num_keys) {
   if (!has_local_sums()) return;
-  const int64_t last_query = of_diagonals_ ? p_.sequences.max_seqlen_q - 1 : 0;
+  const int64_t last_query = is_relative_ ? p_.sequences.max_seqlen_q - 1 : 0;
   for (int64_t row = 0; row < num_local_rows(); ++row) {
     Real* sums = target({batch, first_head_ + row, last_query, first_key_});
     add_row(sums, local_.data() + row * local_columns_, last_query + num_keys);
@@ -50,7 +50,7 @@ void DbiasSums<Real>::finish(int64_t batch, int64_t num_keys) {
 template <class Real>
 int64_t DbiasSums<Real>::local_column(const attention::Coordinate& at) const {
   const int64_t key = at.key - first_key_;
-  return of_diagonals_ ? p_.sequences.max_seqlen_q - 1 - at.query + key : key;
+  return is_relative_ ? p_.sequences.max_seqlen_q - 1 - at.query + key : key;
 }
 
 template class DbiasSums<float>;

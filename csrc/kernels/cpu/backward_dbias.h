@@ -20,7 +20,7 @@ class DbiasSums {
   }
   // Whether add() adds to shared elements; otherwise only finish() does.
   static bool shared_by_rows(const attention::BackwardParams& p) {
-    return shared(p.dbias) && p.dbias.per_query && !p.score_mod.bias.of_diagonals();
+    return shared(p.dbias) && p.dbias.per_query && !p.score_mod.bias.is_relative();
   }
 
   void start(int64_t key_head, int64_t first_key);
@@ -29,13 +29,13 @@ class DbiasSums {
 
  private:
   Real* target(const attention::Coordinate& at) const;
-  // Whether rows of the item add to the same elements: of a bias without queries, or with one number for a diagonal.
-  bool has_local_sums() const { return p_.dbias.present() && (!p_.dbias.per_query || of_diagonals_); }
+  // Whether rows of the item add to the same elements: of a bias without queries, or of a relative-position bias.
+  bool has_local_sums() const { return p_.dbias.present() && (!p_.dbias.per_query || is_relative_); }
   int64_t local_column(const attention::Coordinate& at) const;
   int64_t num_local_rows() const { return p_.dbias.per_head ? p_.queries_per_key_head() : 1; }
 
   const attention::BackwardParams& p_;
-  bool of_diagonals_ = false;
+  bool is_relative_ = false;
   // The sums of one item: for each query head, a row of the item's keys, or of the diagonals that have these keys. They
   // are added to the gradient when the item ends.
   int64_t local_columns_ = 0;

@@ -36,7 +36,7 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p, const sm80::BiasStat
 bool writes_dbias(const BackwardParams& p) {
   const attention::BiasGradient& dbias = p.dbias;
   return !dbias.present() ||
-         (dbias.per_query && dbias.per_key && (dbias.per_head || !dbias.per_batch) && !p.score_mod.bias.of_diagonals());
+         (dbias.per_query && dbias.per_key && (dbias.per_head || !dbias.per_batch) && !p.score_mod.bias.is_relative());
 }
 
 }  // namespace

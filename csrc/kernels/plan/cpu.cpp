@@ -4,7 +4,7 @@
 #include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::plan {
-// The lengths alone decide, so that the sums are the same for any number of threads, heads and batch entries.
+// Only lengths decide, so that the sums are the same for any number of threads, heads and batch entries.
 ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
   ForwardPlan plan;
   plan.row_max = p.row_max.present();

@@ -1,4 +1,4 @@
-// How a boolean mask, or what intervals or blocks hide, is cut into tiles (attention::MaskTiles).
+// How a boolean mask, or what intervals or blocks hide, is divided into tiles (attention::MaskTiles).
 #pragma once
 
 #include "attention/division.h"

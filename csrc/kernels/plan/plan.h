@@ -95,7 +95,7 @@ struct ForwardPlan {
     WorkspacePart split_list;    // kSplit: which splits a tile of rows has
     WorkspacePart intervals;     // of keys, which a mask leaves of each batch entry
     WorkspacePart of_intervals;  // the workspace of the plan for these
-    WorkspacePart bias_boxes;    // kWarpSpecialised: of a bias with one number for each diagonal (DiagonalBoxes)
+    WorkspacePart bias_boxes;    // kWarpSpecialised: RelativeBiasBoxes
   } workspace;
 };
 
@@ -124,13 +124,13 @@ enum class DeltaSource {
 
 enum class BiasGradientSource {
   kNone,
-  kRowSums,             // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
-  kSameDscores,         // the dS that dQ, dK and dV are computed from, at the same time
-  kMaterialised,        // materialised dS
-  kRecomputed,          // recomputed dS
-  kOverBatch,           // recomputed dS of all batch entries, which share the bias, tile by tile
-  kDiagonals,           // recomputed dS of a bias with one number for each diagonal, band by band
-  kDiagonalsOverBatch,  // the same with the tiles of kOverBatch
+  kRowSums,            // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
+  kSameDscores,        // the dS that dQ, dK and dV are computed from, at the same time
+  kMaterialised,       // materialised dS
+  kRecomputed,         // recomputed dS
+  kOverBatch,          // recomputed dS of all batch entries, which share the bias, tile by tile
+  kRelative,           // recomputed dS of a relative-position bias, summed along diagonals
+  kRelativeOverBatch,  // the same with the tiles of kOverBatch
 };
 
 struct BackwardPlan {
@@ -180,6 +180,8 @@ struct BackwardPlan {
 
   int64_t dq_splits = 1;  // CTAs that share the keys of a query tile in the kernel that computes dQ
 
+  int64_t dbias_splits = 1;  // kOverBatch, kRelative, kRelativeOverBatch: CTAs that share the batch entries of a tile
+
   int64_t alibi_partials_per_head = 0;
 
   struct Workspace {
@@ -190,7 +192,8 @@ struct BackwardPlan {
     // kBiasStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals and blocks too.
     WorkspacePart mask_bits;
     WorkspacePart alibi_partials;
-    // Partial dBias of each CTA (kBiasStationary), batch split (kOverBatch) or band of diagonals.
+    // Partial dBias of each CTA (kBiasStationary), split of the batch entries (kOverBatch), or block
+    // diagonal and split (kRelative, kRelativeOverBatch).
     WorkspacePart dbias_parts;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
@@ -209,8 +212,8 @@ struct BackwardPlan {
     WorkspacePart bias_boxes;  // kKeyStationary, kTwoPass: as in the forward pass
   } workspace;
 
-  bool sums_diagonals() const {
-    return dbias == BiasGradientSource::kDiagonals || dbias == BiasGradientSource::kDiagonalsOverBatch;
+  bool has_relative_dbias() const {
+    return dbias == BiasGradientSource::kRelative || dbias == BiasGradientSource::kRelativeOverBatch;
   }
   bool is_warp_specialised() const {
     return kernels == BackwardKernels::kKeyStationary || kernels == BackwardKernels::kTwoPass ||

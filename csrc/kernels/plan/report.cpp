@@ -93,10 +93,10 @@ const char* name_of(BiasGradientSource source) {
       return "from recomputed dS";
     case BiasGradientSource::kOverBatch:
       return "from dS recomputed over the batch";
-    case BiasGradientSource::kDiagonals:
-      return "of diagonals, from recomputed dS";
-    case BiasGradientSource::kDiagonalsOverBatch:
-      return "of diagonals, from dS recomputed over the batch";
+    case BiasGradientSource::kRelative:
+      return "of a relative-position bias, from recomputed dS";
+    case BiasGradientSource::kRelativeOverBatch:
+      return "of a relative-position bias, from dS recomputed over the batch";
   }
   return "?";
 }
@@ -284,7 +284,7 @@ Report report(const ForwardPlan& plan) {
                  {"split list", workspace.split_list},
                  {"key intervals", workspace.intervals},
                  {"plan of key intervals", workspace.of_intervals},
-                 {"boxes of diagonals", workspace.bias_boxes}});
+                 {"boxes of the relative-position bias", workspace.bias_boxes}});
   if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
   return report;
 }
@@ -300,7 +300,7 @@ Report report(const BackwardPlan& plan) {
                  {"mask bits", workspace.mask_bits},
                  {"ALiBi partial sums", workspace.alibi_partials},
                  {"partial dBias", workspace.dbias_parts},
-                 {"boxes of diagonals", workspace.bias_boxes},
+                 {"boxes of the relative-position bias", workspace.bias_boxes},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},
                  {"partial dQ", workspace.dq_splits},

@@ -9,7 +9,6 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/schedule/diagonal_bands.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -18,6 +17,10 @@ using attention::BackwardParams;
 
 // With fewer keys, at least half of a backward CTA's warps would have none.
 constexpr int64_t kLeastShortBiasKeys = 129;
+
+// CTAs for each SM in the kernel of a relative-position bias. One CTA fits an SM at a time, so more of them let short
+// block diagonals fill the SMs that have finished long ones. Other numbers have not been timed.
+constexpr int64_t kRelativeDbiasCtas = 4;
 
 // Whether a bias with a value for each query and key changes the scores, and beside it at most a mask that hides the
 // same keys from all queries.
@@ -36,7 +39,7 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p) {
 // Whether a call has short heads with a bias, longer than what bias-stationary kernels take.
 bool has_short_heads(const attention::AttentionParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  return has_bias_and_key_mask(p) && !p.score_mod.bias.of_diagonals() && p.visibility.unlimited() &&
+  return has_bias_and_key_mask(p) && !p.score_mod.bias.is_relative() && p.visibility.unlimited() &&
          largest_head_dim(p) <= sm80::kShortBiasHeadDim && lengths.max_seqlen_q > sm80::kBiasStationaryTokens &&
          lengths.max_seqlen_q <= sm80::kShortBiasTokens && lengths.max_seqlen_k >= kLeastShortBiasKeys &&
          lengths.max_seqlen_k <= sm80::kShortBiasTokens &&
@@ -84,34 +87,30 @@ BackwardPlan plan_backward_short_bias(const BackwardParams& p, const Limits& lim
 
 bool takes_dbias_over_batch(const BackwardParams& p) {
   const attention::BiasGradient& dbias = p.dbias;
-  return dbias.present() && dbias.per_query && dbias.per_key && !dbias.per_batch && !p.score_mod.bias.of_diagonals() &&
+  return dbias.present() && dbias.per_query && dbias.per_key && !dbias.per_batch && !p.score_mod.bias.is_relative() &&
          recomputes_by_tiles(p);
 }
 
-bool takes_diagonals_over_batch(const BackwardParams& p) {
-  return p.dbias.present() && p.score_mod.bias.of_diagonals() && recomputes_by_tiles(p);
+bool takes_relative_dbias_over_batch(const BackwardParams& p) {
+  return p.dbias.present() && p.score_mod.bias.is_relative() && recomputes_by_tiles(p);
 }
 
 void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * sm80::dbias_tiles(p.sequences.max_seqlen_q) *
                         sm80::dbias_tiles(p.sequences.max_seqlen_k);
-  const int64_t entries = p.batch * (p.dbias.per_head ? 1 : p.num_heads_q);
-  const int64_t splits = std::clamp<int64_t>(limits.sms / tiles, 1, std::max<int64_t>(entries, 1));
   plan.dbias = BiasGradientSource::kOverBatch;
   plan.writes_dbias_once = true;
   plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
-  if (splits > 1) plan.workspace.dbias_parts = append(plan.workspace.bytes, splits * tiles * sm80::kDbiasSplitBytes);
+  plan.dbias_splits = count_dbias_splits(p, limits.sms, tiles);
+  if (plan.dbias_splits == 1) return;
+  plan.workspace.dbias_parts = append(plan.workspace.bytes, plan.dbias_splits * tiles * sm80::kDbiasSplitBytes);
 }
 
-// How many CTAs there are for each SM, so that those of long bands do not end last.
-constexpr int64_t kBandCtas = 4;
-
-void plan_diagonals_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
-  plan.dbias = BiasGradientSource::kDiagonalsOverBatch;
+void plan_relative_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+  plan.dbias = BiasGradientSource::kRelativeOverBatch;
   plan.writes_dbias_once = true;
   plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
-  const DiagonalBands bands = diagonal_bands(p, sm80::kDbiasTile, kBandCtas * limits.sms);
-  plan.workspace.dbias_parts = append(plan.workspace.bytes, bands.bytes());
+  divide_relative_dbias(plan, p, sm80::kDbiasTile, limits.sms * kRelativeDbiasCtas);
 }
 
 }  // namespace flash_attn_ext::plan

@@ -25,6 +25,13 @@ inline ScoreKind score_kind(const attention::ScoreMod& mod) {
                                                                                     : ScoreKind::kBiasMask;
 }
 
+// Into how many splits the batch entries are divided that an element of dBias sums, and the heads that share a bias. A
+// split has `ctas_of_split` CTAs, and all splits together have about `ctas`.
+inline int64_t count_dbias_splits(const attention::BackwardParams& p, int64_t ctas, int64_t ctas_of_split) {
+  const int64_t entries = p.batch * (p.dbias.per_head ? 1 : p.num_heads_q);
+  return std::clamp<int64_t>(ctas / ctas_of_split, 1, std::max<int64_t>(entries, 1));
+}
+
 inline int element_bytes(const attention::AttentionParams& p) { return attention::is_16_bit(p.element) ? 2 : 4; }
 
 inline int64_t largest_head_dim(const attention::AttentionParams& p) { return std::max(p.head_dim_qk, p.head_dim_v); }
@@ -74,7 +81,7 @@ inline bool has_short_strides(int64_t rows, std::initializer_list<const attentio
 // be no softcap. There are kernels for 16-bit scores.
 inline bool dbias_may_read_materialised(const attention::BackwardParams& p) {
   return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
-         p.dbias.per_query && p.dbias.per_key && !p.score_mod.bias.of_diagonals() && p.score_mod.softcap == 0.0;
+         p.dbias.per_query && p.dbias.per_key && !p.score_mod.bias.is_relative() && p.score_mod.softcap == 0.0;
 }
 
 // Whether each launch has all heads and batch entries that an element of dBias sums.
@@ -85,8 +92,11 @@ inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int6
          (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
 }
 
-// Plans the gradient of a bias with one number for each diagonal, on any GPU.
-void plan_dbias_of_diagonals(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+// Plans the gradient of a relative-position bias, on any GPU.
+void plan_relative_dbias(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+// The splits and the workspace of such a plan, whose blocks have `tile` queries. ctas: about as many as fill
+// the GPU.
+void divide_relative_dbias(BackwardPlan& plan, const attention::BackwardParams& params, int tile, int64_t ctas);
 
 // Sequences of up to this number of queries fill the smaller tiles of a generic kernel.
 inline constexpr int64_t kQueriesOfSmallTiles = 64;

@@ -8,7 +8,7 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
-#include "kernels/schedule/diagonal_bands.h"
+#include "kernels/schedule/block_diagonals.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -143,7 +143,7 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
     plan.writes_dbias_once = true;
     return;
   }
-  if (p.score_mod.bias.of_diagonals()) return;  // planned with the workspace
+  if (p.score_mod.bias.is_relative()) return;  // planned with the workspace
   const bool materialised = plan.materialised.launches > 0 && dbias_may_read_materialised(p);
   plan.dbias = materialised ? BiasGradientSource::kMaterialised : BiasGradientSource::kRecomputed;
   // Without scores there are no CTAs that would write it.
@@ -226,7 +226,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p, const Limits& l
     const int64_t row_bytes = common::dq_split_columns(p.head_dim_qk) * int64_t{sizeof(float)};
     plan.workspace.dq_splits = append(total, plan.dq_splits * rows * row_bytes);
   }
-  if (p.dbias.present() && p.score_mod.bias.of_diagonals()) plan_dbias_of_diagonals(plan, p, limits);
+  if (p.dbias.present() && p.score_mod.bias.is_relative()) plan_relative_dbias(plan, p, limits);
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
   // The kernel that sums partial dQ recomputes rows itself.
   if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kMaterialiseInDkdv && plan.dq_splits == 1) {
@@ -246,8 +246,8 @@ BackwardPlan plan_rows(const BackwardParams& p) {
   plan.kernels = BackwardKernels::kRows;
   plan.delta = DeltaSource::kOwnKernel;
   if (p.dbias.present()) {
-    const bool of_diagonals = p.score_mod.bias.of_diagonals();
-    plan.dbias = of_diagonals           ? BiasGradientSource::kDiagonals
+    const bool is_relative = p.score_mod.bias.is_relative();
+    plan.dbias = is_relative            ? BiasGradientSource::kRelative
                  : dbias_is_row_sums(p) ? BiasGradientSource::kRowSums
                                         : BiasGradientSource::kRecomputed;
   }
@@ -262,14 +262,19 @@ BackwardPlan plan_rows(const BackwardParams& p) {
 
 }  // namespace
 
-void plan_dbias_of_diagonals(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+void plan_relative_dbias(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const sm80::DqConfig& config = dq_config(p, ScoreMode::kGeneric);
-  plan.dbias = BiasGradientSource::kDiagonals;
+  plan.dbias = BiasGradientSource::kRelative;
   plan.dscore_head_dim = config.head_dim;
   plan.writes_dbias_once = has_scores(p);
   if (!has_scores(p)) return;
-  const DiagonalBands bands = diagonal_bands(p, config.tile.queries, kDqCtas * limits.sms);
-  plan.workspace.dbias_parts = append(plan.workspace.bytes, bands.bytes());
+  divide_relative_dbias(plan, p, config.tile.queries, limits.sms * kDqCtas);  // the tiles are those of the dQ kernel
+}
+
+void divide_relative_dbias(BackwardPlan& plan, const BackwardParams& p, int tile, int64_t ctas) {
+  const int64_t ctas_of_split = BlockDiagonals::of(p, tile, 1).num_ctas();
+  plan.dbias_splits = count_dbias_splits(p, ctas, ctas_of_split);
+  plan.workspace.dbias_parts = append(plan.workspace.bytes, BlockDiagonals::of(p, tile, plan.dbias_splits).bytes());
 }
 
 BackwardPlan plan_backward_sm80(const BackwardParams& p, const Limits& limits) {

@@ -26,12 +26,19 @@ inline constexpr int64_t kMostKeysPerQuery = 8;
 // generic kernels, and in the forward pass for the portable ones.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 
-// Whether scores are scaled by a positive number and changed by ALiBi slopes alone, and no query sees a later key.
+// Whether there is memory for the boxes of a relative-position bias, if the call has one. They grow with the number of
+// heads times tokens, while the bias itself has one value per key - query of a head.
+bool may_write_bias_boxes(const attention::AttentionParams& params, const Limits& limits);
+
+// score_mode_sm90() where a bias without memory for its boxes is for generic kernels, which read it in place.
+ScoreMode score_mode_sm90(const attention::AttentionParams& params, const Limits& limits);
+
+// Whether scores are scaled by a positive number and changed by ALiBi slopes only, and no query sees a later key.
 // ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);
 
-// Whether scores are scaled by any number and changed by a softcap alone.
-bool has_softcap_alone(const attention::AttentionParams& params);
+// Whether scores are scaled by any number and changed by a softcap only.
+bool has_only_softcap(const attention::AttentionParams& params);
 
 // Whether TMA, and copies of 16 bytes, can read tiles of a bias.
 bool has_bias_boxes(const attention::BroadcastView& bias);
@@ -48,9 +55,9 @@ BackwardPlan plan_backward_short_bias(const attention::BackwardParams& params, c
 bool takes_dbias_over_batch(const attention::BackwardParams& params);
 void plan_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 
-// The same where the bias has one number for each diagonal.
-bool takes_diagonals_over_batch(const attention::BackwardParams& params);
-void plan_diagonals_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+// The same for a relative-position bias.
+bool takes_relative_dbias_over_batch(const attention::BackwardParams& params);
+void plan_relative_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 
 // Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such
 // a call.

@@ -9,8 +9,8 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/schedule/diagonal_boxes.h"
 #include "kernels/schedule/mask_iterations.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -56,14 +56,15 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
 constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
-// The kernel with a softcap takes those between these. Below, what it multiplies masked scores by might be too small to
-// hide them; above, the rounding of a capped score would be as large as that of weights in float16.
+// The range of softcaps c of the key-stationary kernel. For it P of a masked score is exp2 of -2^63 c log2(e)
+// (KeyScores::bound), which vanishes for any c that is not tiny; 2^-10 is far from that limit. Above the range, the
+// rounding of a capped score would be as large as that of weights in float16.
 constexpr double kLeastSoftcap = 0x1p-10;
 constexpr double kMostSoftcap = 0x1p8;
 
 // The score mode of the key-stationary kernel for a call.
 ScoreMode key_stationary_score(const BackwardParams& p) {
-  if (has_softcap_alone(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
+  if (has_only_softcap(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
     return ScoreMode::kSoftcap;
   }
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
@@ -173,8 +174,8 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (largest_head_dim(p) > sm90::kLargestTwoPassHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   if (has_precise_dbias(p)) return true;
   // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
-  const bool of_diagonals = p.score_mod.bias.of_diagonals();
-  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p) && !of_diagonals) return true;
+  const bool is_relative = p.score_mod.bias.is_relative();
+  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p) && !is_relative) return true;
   if (p.dalibi_slopes != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
@@ -285,8 +286,7 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
 constexpr int64_t kLeastTilesOfChunk = 64;
 
 // Whether a call may be divided into query chunks. Where a window hides the keys before it, L2 holds the queries that
-// see the key tiles in flight. In split-KV there are few queries. Only kernels that scale scores alone have query
-// chunks.
+// see the key tiles in flight. In split-KV there are few queries. Only scale-only kernels have query chunks.
 bool may_chunk_queries(const BackwardParams& p, const LoopOrder& order) {
   return score_mode_sm90(p) == ScoreMode::kScaleOnly && !order.split_kv &&
          p.visibility.left == attention::Visibility::kUnbounded;
@@ -385,7 +385,7 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
   if (takes_key_stationary(p)) {
     const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
     const LoopOrder order = loop_order(p, limits.sms, query_tiles);
-    if (may_list_iterations(p, order, limits)) {
+    if (may_list_iterations(p, order, limits) && may_write_bias_boxes(p, limits)) {
       BackwardPlan plan = plan_key_stationary(p, order, limits);
       if (p.dbias.present()) plan_dbias_over_batch(plan, p, limits);
       return plan;
@@ -399,20 +399,20 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
-  // A gradient that sums whole rows of dS needs no dS, and one that sums diagonals computes it again. So no kernel of
-  // the matrix gradients computes them.
+  // A gradient that sums whole rows of dS needs no dS, and that of a relative-position bias computes it again. So no
+  // kernel of the matrix gradients computes them.
   const bool sums_rows = dbias_is_row_sums(p);
-  const bool of_diagonals = p.score_mod.bias.of_diagonals();
+  const bool is_relative = p.score_mod.bias.is_relative();
   BackwardParams of_matrices = p;
-  if (sums_rows || of_diagonals) of_matrices.dbias = {};
+  if (sums_rows || is_relative) of_matrices.dbias = {};
   std::optional<BackwardPlan> plan = plan_matrix_gradients(of_matrices, limits);
   if (!plan) return plan_backward_sm80(p, limits);
-  if (of_diagonals && plan->dkdv_score == ScoreMode::kBiasMask) {
-    plan->workspace.bias_boxes = append(plan->workspace.bytes, diagonal_boxes(p).bytes());
+  if (is_relative && plan->dkdv_score == ScoreMode::kBiasMask) {
+    plan->workspace.bias_boxes = append(plan->workspace.bytes, relative_bias_boxes(p).bytes());
   }
-  if (of_diagonals && p.dbias.present()) {
-    takes_diagonals_over_batch(p) ? plan_diagonals_over_batch(*plan, p, limits)
-                                  : plan_dbias_of_diagonals(*plan, p, limits);
+  if (is_relative && p.dbias.present()) {
+    takes_relative_dbias_over_batch(p) ? plan_relative_dbias_over_batch(*plan, p, limits)
+                                       : plan_relative_dbias(*plan, p, limits);
   }
   if (sums_rows) {
     plan->dbias = BiasGradientSource::kRowSums;

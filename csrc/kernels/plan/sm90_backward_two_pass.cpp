@@ -208,7 +208,7 @@ constexpr int kNoRow = -1;
 
 // The row of the cheapest head dims that hold the call's, and of the score mode that does what the call needs, if there
 // is one.
-int choose_row(const BackwardParams& p) {
+int choose_row(const BackwardParams& p, const Limits& limits) {
   const auto row_of = [&](ScoreMode score) {
     sm90::HeadDims cheapest{};
     int row = 0;
@@ -219,7 +219,7 @@ int choose_row(const BackwardParams& p) {
     }
     return kNoRow;
   };
-  const ScoreMode score = score_mode_sm90(p);
+  const ScoreMode score = score_mode_sm90(p, limits);
   const int row = row_of(score);
   if (row != kNoRow) return row;
   const bool has_bias_or_mask = p.score_mod.bias.present() || p.score_mod.hides_keys();
@@ -239,7 +239,7 @@ int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const 
 }  // namespace
 
 std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, const Limits& limits) {
-  const int row = choose_row(p);
+  const int row = choose_row(p, limits);
   if (row == kNoRow) return std::nullopt;
   const sm90::HeadDims dims = sm90::kTwoPassConfigs[row].dims;
   const ScoreMode score = sm90::kTwoPassConfigs[row].score;

@@ -11,7 +11,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/schedule/diagonal_boxes.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -68,13 +68,13 @@ int64_t uneven_heads(const ForwardConfig& config, int64_t persistent_ctas) {
 }
 
 // Whether tiles would be so empty that the portable kernels are faster.
-bool leaves_tiles_empty(const attention::ForwardParams& p) {
+bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits) {
   if (largest_head_dim(p) > 64) return false;
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
   if (tokens <= kPortableTokens) return true;
-  switch (score_mode_sm90(p)) {
+  switch (score_mode_sm90(p, limits)) {
     case ScoreMode::kScaleOnly:
       if (takes_single_tile(p)) return false;
       return keys <= kPortableKeys || (tokens <= kShortTokens && queries <= kPortableQueries);
@@ -115,7 +115,7 @@ bool is_for_portable_kernels(const attention::ForwardParams& p, const Limits& li
   // scores by the same GEMMs. Whether a bias gets a gradient is unknown here, and portable kernels compute that.
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
-  return leaves_tiles_empty(p);
+  return leaves_tiles_empty(p, limits);
 }
 
 int64_t longest(const attention::ForwardParams& p) {
@@ -205,10 +205,9 @@ int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
 }
 
 // Of calls that need generic kernels in the backward pass, some need less here.
-ScoreMode score_mode(const attention::ForwardParams& p) {
-  const ScoreMode score = score_mode_sm90(p);
-  if (has_softcap_alone(p)) return ScoreMode::kSoftcap;
-  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score;
+ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
+  if (has_only_softcap(p)) return ScoreMode::kSoftcap;
+  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 
 // The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of
@@ -227,7 +226,7 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   const auto default_row = [&](ScoreMode score) {
     return find_row(p, [&](const ForwardConfig& row) { return row.score == score && !row.split_kv; });
   };
-  const ScoreMode score = score_mode(p);
+  const ScoreMode score = score_mode(p, limits);
   int chosen = default_row(score);
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
   if (chosen == kNoRow) return kNoRow;
@@ -335,8 +334,8 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
-  if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.of_diagonals()) {
-    plan.workspace.bias_boxes = append(plan.workspace.bytes, diagonal_boxes(p).bytes());
+  if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.is_relative()) {
+    plan.workspace.bias_boxes = append(plan.workspace.bytes, relative_bias_boxes(p).bytes());
   }
   if (p.score_mod.mask.present()) plan_intervals(plan, p, limits);
   return plan;

@@ -1,6 +1,7 @@
 // Plans which score mode a call has on Hopper.
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -11,8 +12,8 @@ bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_st
 }  // namespace
 
 bool has_bias_boxes(const attention::BroadcastView& bias) {
-  if (bias.of_diagonals()) return true;  // the boxes are written first
-  constexpr int64_t kChunk = 8;          // elements of 16 bits in 16 bytes
+  if (bias.is_relative()) return true;  // the boxes are written first
+  constexpr int64_t kChunk = 8;         // elements of 16 bits in 16 bytes
   return bias.key_stride == 1 && bias.query_stride != 0 &&
          (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
@@ -24,7 +25,7 @@ bool has_causal_alibi(const attention::AttentionParams& p) {
   return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
 }
 
-bool has_softcap_alone(const attention::AttentionParams& p) {
+bool has_only_softcap(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
   return mod.softcap != 0.0 && !has_more;
@@ -40,6 +41,15 @@ ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   if (mod.mask.present() && mod.selects_keys()) return ScoreMode::kGeneric;
   if (!mod.bias.present()) return ScoreMode::kMask;
   return has_bias_boxes(mod.bias) ? ScoreMode::kBiasMask : ScoreMode::kGeneric;
+}
+
+bool may_write_bias_boxes(const attention::AttentionParams& p, const Limits& limits) {
+  return !p.score_mod.bias.is_relative() || relative_bias_boxes(p).bytes() <= limits.max_materialised_bytes;
+}
+
+ScoreMode score_mode_sm90(const attention::AttentionParams& p, const Limits& limits) {
+  const ScoreMode score = score_mode_sm90(p);
+  return score == ScoreMode::kBiasMask && !may_write_bias_boxes(p, limits) ? ScoreMode::kGeneric : score;
 }
 
 }  // namespace flash_attn_ext::plan

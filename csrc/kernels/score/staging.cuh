@@ -57,7 +57,7 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   }
 }
 
-// What a tile reads of intervals and blocks, in few registers.
+// The intervals and blocks of a tile, by pointers: copies of RowIntervals and BlockMask would take more registers.
 struct SelectedKeysOfTile {
   const attention::ScoreMod* mod;
   const int32_t* intervals;  // of the tile's first query, or null

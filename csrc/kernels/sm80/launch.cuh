@@ -90,7 +90,7 @@ cudaError_t with_head_dim(int head_dim, Function&& function) {
 }
 
 // Calls function(number) with the number of a row, as a constant, if the element type and the head dim have a kernel of
-// that row. TF32 has scale-only kernels alone.
+// that row. TF32 has only scale-only kernels.
 template <const auto& kTable, class Element, int kHeadDim>
 cudaError_t with_row_of(int row, auto&& function) {
   return common::with_row<kTable>(row, [&](auto number) {

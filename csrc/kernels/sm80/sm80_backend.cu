@@ -145,8 +145,8 @@ cudaError_t run_rows(const BackwardParams& p, const BackwardPlan& plan, cudaStre
       [&] { return p.dq.data ? common::launch_dq_float64(p, stream) : cudaSuccess; },
       [&] { return recomputes_dbias ? common::launch_dbias_float64(p, stream) : cudaSuccess; },
       [&] {
-        return plan.dbias == BiasGradientSource::kDiagonals ? common::launch_dbias_of_diagonals_float64(p, stream)
-                                                            : cudaSuccess;
+        return plan.dbias == BiasGradientSource::kRelative ? common::launch_relative_dbias_float64(p, stream)
+                                                           : cudaSuccess;
       },
       [&] {
         return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, p.alibi_partials, stream) : cudaSuccess;
@@ -244,17 +244,28 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
         return plan.kernels == BackwardKernels::kRows ? run_rows(p, plan, stream) : run_tensor_cores(p, plan, stream);
       },
       [&] {
-        return plan.dbias == BiasGradientSource::kOverBatch ? run_dbias_over_batch(params, plan, workspace, stream)
-                                                            : cudaSuccess;
-      },
-      [&] {
-        const bool of_diagonals = plan.dbias == BiasGradientSource::kDiagonals;
-        return of_diagonals && plan.kernels != BackwardKernels::kRows
-                   ? run_dbias_of_diagonals(p, plan, workspace, stream)
-                   : cudaSuccess;
+        return plan.kernels == BackwardKernels::kRows ? cudaSuccess : run_separate_dbias(p, plan, workspace, stream);
       },
       [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
       [&] { return p.dsink ? common::launch_dsink(p, stream) : cudaSuccess; });
+}
+
+cudaError_t run_separate_dbias(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace,
+                               cudaStream_t stream) {
+  BackwardParams p;
+  static_cast<attention::BackwardParams&>(p) = params;
+  p.delta = plan.workspace.delta.like(p.lse, workspace);
+  p.dbias_parts = plan.workspace.dbias_parts.in<float>(workspace);
+  switch (plan.dbias) {
+    case BiasGradientSource::kOverBatch:
+      return run_dbias_over_batch(p, plan, stream);
+    case BiasGradientSource::kRelative:
+      return p.dbias_parts ? run_relative_dbias(p, plan, stream) : cudaSuccess;
+    case BiasGradientSource::kRelativeOverBatch:
+      return p.dbias_parts ? run_relative_dbias_over_batch(p, plan, stream) : cudaSuccess;
+    default:
+      return cudaSuccess;
+  }
 }
 
 cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream) {

@@ -14,12 +14,10 @@ cudaError_t run_forward(const attention::AppendingForwardParams& params, const p
                         cudaStream_t stream);
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream);
-// dBias of a plan of any GPU backend, from recomputed dS, where all batch entries share the bias. Delta must be there.
-cudaError_t run_dbias_over_batch(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
-                                 void* workspace, cudaStream_t stream);
-// The same of a bias with one number for each diagonal of the scores. Tiles of masks need not have been scanned.
-cudaError_t run_dbias_of_diagonals(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
-                                   void* workspace, cudaStream_t stream);
+// dBias of a plan of any GPU backend that recomputes dS for it beside the kernels of the other gradients: kOverBatch,
+// kRelative or kRelativeOverBatch. Delta must be there. Tiles of masks need not have been scanned.
+cudaError_t run_separate_dbias(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                               cudaStream_t stream);
 // Forward mode, if the plan has a kernel for it.
 cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream);
 

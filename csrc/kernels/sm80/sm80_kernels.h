@@ -32,7 +32,7 @@ struct BackwardParams : attention::BackwardParams {
   uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether its rows have a NaN
   uint8_t* dkdv_nan_flags = nullptr;  // the same for the dK/dV kernel
   common::AlibiPartials alibi_partials;
-  float* dbias_parts = nullptr;  // of the CTAs of the bias-stationary kernel
+  float* dbias_parts = nullptr;  // partial dBias (plan.workspace.dbias_parts)
 };
 
 using plan::BackwardPlan;
@@ -84,9 +84,12 @@ enum class DscoreSum {
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
 
-// The gradient of a bias with one number for each diagonal, by the tiles of dbias_over_batch.cuh. 16-bit elements only.
-cudaError_t run_diagonals_over_batch(const BackwardParams& params, const BackwardPlan& plan, float* band_sums,
-                                     cudaStream_t stream);
+// The gradient of a bias that all batch entries share. 16-bit elements only.
+cudaError_t run_dbias_over_batch(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+// The gradient of a relative-position bias, of which there are scores.
+cudaError_t run_relative_dbias(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+// The same with the tiles of dbias_over_batch.cuh. 16-bit elements only.
+cudaError_t run_relative_dbias_over_batch(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
 
 // From params.materialised: dQ = scale * dS K, dV = P^T dO, dK = scale * dS^T Q. 16-bit elements; float32 has dQ only.
 enum class MatrixGradient { kDq, kDk, kDv };

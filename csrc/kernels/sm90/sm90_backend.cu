@@ -35,12 +35,12 @@ cudaError_t run_planned(const attention::BackwardParams& params, const plan::Bac
   return backward_two_pass<Element>(params, plan, workspace, stream);
 }
 
-// Writes the boxes of a bias with one number for each diagonal, if the plan has them.
+// Writes the boxes of a relative-position bias, if the plan has them.
 template <class Plan>
 cudaError_t write_boxes_of(const Plan& plan, const attention::AttentionParams& p, void* workspace,
                            cudaStream_t stream) {
   void* const boxes = plan.workspace.bias_boxes.template in<void>(workspace);
-  return boxes == nullptr ? cudaSuccess : write_boxes(p, boxes, stream);
+  return boxes == nullptr ? cudaSuccess : write_relative_bias_boxes(p, boxes, stream);
 }
 
 // Writes what the kernels read of a mask.
@@ -101,7 +101,7 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
                          cudaStream_t stream) {
   const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
   attention::BackwardParams p = params;
-  if (sums_rows || plan.sums_diagonals()) p.dbias = {};
+  if (sums_rows || plan.has_relative_dbias()) p.dbias = {};
   p.delta = plan.workspace.delta.like(p.lse, workspace);
   cudaError_t error = write_boxes_of(plan, p, workspace, stream);
   if (error != cudaSuccess) return error;

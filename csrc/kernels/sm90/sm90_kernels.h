@@ -17,8 +17,8 @@ struct ForwardCall : attention::ForwardParams {
   KeyIntervals intervals;
 };
 
-// Writes DiagonalBoxes.
-cudaError_t write_boxes(const attention::AttentionParams& params, void* to, cudaStream_t stream);
+// Writes the RelativeBiasBoxes of a call.
+cudaError_t write_relative_bias_boxes(const attention::AttentionParams& params, void* to, cudaStream_t stream);
 
 // The forward pass of the rows of a score mode. Those that write row_max are instantiated apart from the others.
 template <class Element, ScoreMode kScore, bool kRowMax>

@@ -1,6 +1,6 @@
 #include <cudaTypedefs.h>
 
-#include "kernels/schedule/diagonal_boxes.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/smem_tile.h"
 
@@ -60,24 +60,24 @@ cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixV
 cudaError_t make_bias_map(BiasDescriptor& bias, const attention::AttentionParams& params, void* boxes) {
   const attention::BroadcastView& view = params.score_mod.bias;
   const attention::SequenceTable& lengths = params.sequences;
-  const bool of_diagonals = view.of_diagonals();
+  const bool is_relative = view.is_relative();
   attention::MatrixView rows = {.data = const_cast<void*>(view.data),
                                 .batch_stride = view.batch_stride,
                                 .head_stride = view.head_stride,
                                 .row_stride = view.query_stride,
                                 .column_stride = 1};
   OperandShape shape = {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k,
-                        DiagonalBoxes::kRows};
+                        RelativeBiasBoxes::kRows};
   int first_column = 0;
-  if (of_diagonals) {
+  if (is_relative) {
     if (boxes == nullptr) return cudaErrorInvalidValue;
-    const DiagonalBoxes written = diagonal_boxes(params);
+    const RelativeBiasBoxes written = relative_bias_boxes(params);
     first_column = written.first_column;
     rows = {.data = boxes,
             .head_stride = written.heads > 1 ? written.head_stride() : 0,
             .row_stride = written.columns,
             .column_stride = 1};
-    shape = {1, written.heads, DiagonalBoxes::kRows, written.columns, DiagonalBoxes::kRows};
+    shape = {1, written.heads, RelativeBiasBoxes::kRows, written.columns, RelativeBiasBoxes::kRows};
   }
   TmaDescriptor operand;
   const cudaError_t error = make_tma_descriptor(operand, rows, shape, params.element);
@@ -85,8 +85,8 @@ cudaError_t make_bias_map(BiasDescriptor& bias, const attention::AttentionParams
           .head_step = operand.head_step,
           .batch_step = operand.batch_step,
           .first_column = first_column,
-          .column_step = of_diagonals ? -1 : 0,
-          .row_step = of_diagonals ? 0 : 1};
+          .column_step = is_relative ? -1 : 0,
+          .row_step = is_relative ? 0 : 1};
   return error;
 }
 

@@ -15,15 +15,16 @@ struct TmaDescriptor {
   int batch_step;  // 0 where all batch entries are the same, and in a packed batch
 };
 
-// A bias as the TMA reads it, in boxes of 64 queries. It is as large as a TmaDescriptor, whose
-// fields come first, so that the arguments of kernels without a bias keep their places.
+// A bias as the TMA reads it, in boxes of 64 queries. Kernels without a bias have it among their arguments, too. It is
+// as large as a TmaDescriptor, by which the bias was once described: with another size the arguments after it would
+// move in all of them, and the machine code would change.
 struct BiasDescriptor {
   CUtensorMap map;
   int head_step;
   int batch_step;
   int first_column;  // of key 0
-  int column_step;   // from a query to the next one: -1 for boxes of diagonals
-  int row_step;      // 0 for boxes of diagonals
+  int column_step;   // from a query to the next one: -1 in RelativeBiasBoxes
+  int row_step;      // 0 in RelativeBiasBoxes
 
   // The place of a box. first_query is a multiple of 64.
   __device__ __forceinline__ int column(int first_query, int first_key) const {
@@ -55,8 +56,8 @@ struct OperandShape {
 cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixView& view, const OperandShape& shape,
                                 attention::ElementType element);
 
-// The descriptor of a bias that has a value for each query and key, or of the boxes that write_boxes has written of one
-// with a number for each diagonal.
+// The descriptor of a bias that has a value for each query and key, or of the boxes of a relative-position bias, which
+// write_relative_bias_boxes() has written.
 cudaError_t make_bias_map(BiasDescriptor& bias, const attention::AttentionParams& params, void* boxes);
 
 // Makes the descriptors of Q, K and V, and of dO in a backward pass. Arguments has `params` and a descriptor for each.

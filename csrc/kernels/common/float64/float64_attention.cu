@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__
   }
 }
 
-// A warp for each 32 diagonals of a head of the bias, in a bias of diagonals. It adds their dS query by query.
-__global__ void __launch_bounds__(kThreads)
-    dbias_of_diagonals_kernel(const __grid_constant__ attention::BackwardParams p) {
+// A warp computes 32 neighbouring values of a head's relative-position bias: it adds the dS of their diagonals query by
+// query.
+__global__ void __launch_bounds__(kThreads) relative_dbias_kernel(const __grid_constant__ attention::BackwardParams p) {
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t diagonals = lengths.max_seqlen_q + lengths.max_seqlen_k - 1;
   const int64_t groups = attention::ceil_div(diagonals, kWarpSize);
@@ -202,12 +202,11 @@ cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaSt
   return cudaGetLastError();
 }
 
-cudaError_t launch_dbias_of_diagonals_float64(const attention::BackwardParams& params, cudaStream_t stream) {
+cudaError_t launch_relative_dbias_float64(const attention::BackwardParams& params, cudaStream_t stream) {
   const attention::SequenceTable& lengths = params.sequences;
   if (lengths.max_seqlen_q == 0 || lengths.max_seqlen_k == 0) return cudaSuccess;
   const int64_t groups = attention::ceil_div(lengths.max_seqlen_q + lengths.max_seqlen_k - 1, int64_t{kWarpSize});
-  return launch_rows(dbias_of_diagonals_kernel, (params.dbias.per_head ? params.num_heads_q : 1) * groups, stream,
-                     params);
+  return launch_rows(relative_dbias_kernel, (params.dbias.per_head ? params.num_heads_q : 1) * groups, stream, params);
 }
 
 cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, const AlibiPartials& partials,

@@ -14,7 +14,7 @@ cudaError_t launch_dkdv_float64(const attention::BackwardParams& params, cudaStr
 cudaError_t launch_dq_float64(const attention::BackwardParams& params, cudaStream_t stream);
 cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaStream_t stream);
 
-cudaError_t launch_dbias_of_diagonals_float64(const attention::BackwardParams& params, cudaStream_t stream);
+cudaError_t launch_relative_dbias_float64(const attention::BackwardParams& params, cudaStream_t stream);
 
 // One partial sum per query: partials.per_head is max_seqlen_q.
 cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, const AlibiPartials& partials,

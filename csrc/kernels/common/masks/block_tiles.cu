@@ -1,8 +1,8 @@
 // Makes mask_tiles of blocks, and of intervals beside them: two flags for each tile of 64 queries x 64 keys, whether
 // some pair is visible and whether some pair is hidden. Blocks are made of whole tiles.
 //
-// Grid: of blocks alone, one warp per 64 queries of each batch entry and head that has blocks of its own, which has 32
-// tiles of keys at a time. With intervals, one CTA, of which a thread has every 256th tile of keys. The kernels are
+// Grid: without intervals, one warp per 64 queries of each batch entry and head that has blocks of its own, which has
+// 32 tiles of keys at a time. With intervals, one CTA, of which a thread has every 256th tile of keys. The kernels are
 // bound by the latency of their first load, and by the bytes that they write.
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ uint8_t encode(uint32_t flags, int tile, int before) 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    block_rows_kernel(const __grid_constant__ attention::AttentionParams p, const plan::MaskTileCounts counts) {
+    block_tiles_kernel(const __grid_constant__ attention::AttentionParams p, const plan::MaskTileCounts counts) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
@@ -81,7 +81,7 @@ struct SeenBefore {
 };
 
 __global__ void __launch_bounds__(kThreads)
-    block_tiles_kernel(const __grid_constant__ attention::AttentionParams p, const plan::MaskTileCounts counts) {
+    selected_tiles_kernel(const __grid_constant__ attention::AttentionParams p, const plan::MaskTileCounts counts) {
   __shared__ IntervalRows rows;
   __shared__ int last_of_warps[kWarps];
   ptx::wait_for_kernel_before();
@@ -118,10 +118,10 @@ cudaError_t make_block_tiles(const attention::AttentionParams& params, cudaStrea
   const int64_t rows = counts.batch * counts.heads * counts.queries;
   if (rows > INT32_MAX) return cudaErrorInvalidConfiguration;
   if (params.score_mod.intervals.present()) {
-    return launch_early(block_tiles_kernel, {.blocks = rows, .threads = kThreads}, stream, params, counts);
+    return launch_early(selected_tiles_kernel, {.blocks = rows, .threads = kThreads}, stream, params, counts);
   }
   const int64_t blocks = attention::ceil_div(rows, kWarps);
-  return launch_early(block_rows_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, counts);
+  return launch_early(block_tiles_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, counts);
 }
 
 }  // namespace flash_attn_ext::common

@@ -26,7 +26,7 @@ cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* 
 // Writes the table of lists of blocks.
 cudaError_t launch_block_table(const BlockTable& table, cudaStream_t stream);
 
-// Writes the mask as bits alone, where rows have at most kShortMaskKeys keys: the words of the first group of each row.
+// Writes the mask as bits only, where rows have at most kShortMaskKeys keys: the words of the first group of each row.
 inline constexpr int64_t kShortMaskKeys = 64;
 cudaError_t pack_short_mask(attention::AttentionParams& params, void* bits, cudaStream_t stream);
 

@@ -1,8 +1,8 @@
 // Gradients of tables, in a fixed order and without atomics.
 //
-// Grid: one CTA for each (range of entries, row, part of the columns). A warp goes through consecutive columns, 32 at a
+// Grid: one CTA for each (range of entries, row, split of the columns). A warp goes through consecutive columns, 32 at a
 // time, and adds them to sums of its own in shared memory. Lanes that have the same entry add one after the other. At
-// the end the CTA adds the sums of its warps, and a second kernel those of the parts. Bound: latency; a table is small.
+// the end the CTA adds the sums of its warps, and a second kernel those of the splits. Bound: latency; a table is small.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -45,17 +45,17 @@ __device__ __forceinline__ void add_columns(Real* sums, int entry, Real value) {
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads) table_sums_kernel(const __grid_constant__ TableSums t, int num_parts) {
+__global__ void __launch_bounds__(kThreads) table_sums_kernel(const __grid_constant__ TableSums t, int num_splits) {
   using Real = Sum<Element>;
   __shared__ Real sums[kWarps][kRange];
-  const int64_t part = blockIdx.x % num_parts;
-  const int64_t row = blockIdx.x / num_parts % t.rows;
-  const int64_t first_entry = blockIdx.x / num_parts / t.rows * kRange;
+  const int64_t split = blockIdx.x % num_splits;
+  const int64_t row = blockIdx.x / num_splits % t.rows;
+  const int64_t first_entry = blockIdx.x / num_splits / t.rows * kRange;
   Real* const own = sums[tile::warp()];
   for (int i = tile::lane(); i < kRange; i += tile::kWarpSize) own[i] = Real(0);
   __syncwarp();
-  const int64_t share = attention::ceil_div(t.columns, int64_t{num_parts} * kWarps);
-  const int64_t begin = (part * kWarps + tile::warp()) * share;
+  const int64_t share = attention::ceil_div(t.columns, int64_t{num_splits} * kWarps);
+  const int64_t begin = (split * kWarps + tile::warp()) * share;
   const int64_t end = min(begin + share, t.columns);
   const auto* values = static_cast<const Element*>(t.values) + row * t.row_stride;
   for (int64_t first = begin; first < end; first += tile::kWarpSize) {
@@ -70,22 +70,22 @@ __global__ void __launch_bounds__(kThreads) table_sums_kernel(const __grid_const
     add_columns(own, entry, value);
   }
   __syncthreads();
-  auto* parts = static_cast<Real*>(t.parts) + (part * t.rows + row) * t.num_entries + first_entry;
+  auto* partial_sums = static_cast<Real*>(t.partial_sums) + (split * t.rows + row) * t.num_entries + first_entry;
   for (int64_t i = threadIdx.x; i < min(int64_t{kRange}, t.num_entries - first_entry); i += kThreads) {
     Real sum = sums[0][i];
     for (int w = 1; w < kWarps; ++w) sum += sums[w][i];
-    parts[i] = sum;
+    partial_sums[i] = sum;
   }
 }
 
 template <class Real>
-__global__ void __launch_bounds__(kThreads) add_parts_kernel(const __grid_constant__ TableSums t, int num_parts) {
+__global__ void __launch_bounds__(kThreads) add_splits_kernel(const __grid_constant__ TableSums t, int num_splits) {
   const int64_t size = t.rows * t.num_entries;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= size) return;
-  const auto* parts = static_cast<const Real*>(t.parts);
-  Real sum = parts[i];
-  for (int64_t part = 1; part < num_parts; ++part) sum += parts[part * size + i];
+  const auto* partial_sums = static_cast<const Real*>(t.partial_sums);
+  Real sum = partial_sums[i];
+  for (int64_t split = 1; split < num_splits; ++split) sum += partial_sums[split * size + i];
   switch (t.sums_element) {
     case attention::ElementType::kBFloat16:
       static_cast<__nv_bfloat16*>(t.sums)[i] = __float2bfloat16(static_cast<float>(sum));
@@ -113,12 +113,12 @@ __global__ void __launch_bounds__(kThreads) look_up_kernel(const __grid_constant
 
 template <class Element>
 cudaError_t launch_as(const TableSums& t, cudaStream_t stream) {
-  const auto num_parts = static_cast<int>(t.num_parts());
-  const int64_t blocks = attention::ceil_div(t.num_entries, int64_t{kRange}) * t.rows * num_parts;
+  const auto num_splits = static_cast<int>(t.num_splits());
+  const int64_t blocks = attention::ceil_div(t.num_entries, int64_t{kRange}) * t.rows * num_splits;
   const int64_t sums = attention::ceil_div(t.rows * t.num_entries, int64_t{kThreads});
   if (blocks > INT32_MAX || sums > INT32_MAX) return cudaErrorInvalidConfiguration;
-  table_sums_kernel<Element><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(t, num_parts);
-  add_parts_kernel<Sum<Element>><<<static_cast<unsigned>(sums), kThreads, 0, stream>>>(t, num_parts);
+  table_sums_kernel<Element><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(t, num_splits);
+  add_splits_kernel<Sum<Element>><<<static_cast<unsigned>(sums), kThreads, 0, stream>>>(t, num_splits);
   return cudaGetLastError();
 }
 

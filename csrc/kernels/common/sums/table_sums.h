@@ -20,8 +20,8 @@ struct TableLookUp {
   void* to = nullptr;  // contiguous
 };
 
-// sums[row][e] = the sum of values[row][c] over the columns c with entries[c] = e, in an order that shapes and entries
-// alone decide.
+// sums[row][e] = the sum of values[row][c] over the columns c with entries[c] = e, in an order that only
+// shapes and entries decide.
 struct TableSums {
   const void* values = nullptr;
   attention::ElementType element = attention::ElementType::kFloat32;  // of values
@@ -30,16 +30,16 @@ struct TableSums {
   int64_t row_stride = 0;  // of values, whose columns are contiguous
   const int32_t* entries = nullptr;
   int64_t num_entries = 0;
-  void* parts = nullptr;  // (num_parts(), rows, num_entries) of the accumulate type
-  void* sums = nullptr;   // (rows, num_entries)
+  void* partial_sums = nullptr;  // (num_splits(), rows, num_entries) of the accumulate type
+  void* sums = nullptr;          // (rows, num_entries)
   attention::ElementType sums_element = attention::ElementType::kFloat32;
 
   // CTAs share the columns of a row. Each has enough of them.
-  int64_t num_parts() const {
-    constexpr int64_t kColumnsOfPart = 512;
+  int64_t num_splits() const {
+    constexpr int64_t kColumnsOfSplit = 512;
     constexpr int64_t kMost = 64;
-    const int64_t parts = (columns + kColumnsOfPart - 1) / kColumnsOfPart;
-    return parts < 1 ? 1 : parts < kMost ? parts : kMost;
+    const int64_t splits = (columns + kColumnsOfSplit - 1) / kColumnsOfSplit;
+    return splits < 1 ? 1 : splits < kMost ? splits : kMost;
   }
 };
 

@@ -45,7 +45,7 @@ struct ForwardProducer {
       let_fetch_work(work);
       return;
     }
-    // Numbers alone would do, but ptxas would then order the instructions of all kernels without a mask differently.
+    // Numbers would do, but ptxas would then order the instructions of all kernels without a mask differently.
     MainloopTile at = {work.end - 1, false};
     MainloopTile next = {at.tile - 1, false};
     if (next.tile <= work.begin) let_fetch_work(work);

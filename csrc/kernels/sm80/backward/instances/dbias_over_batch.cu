@@ -1,6 +1,5 @@
-#include "kernels/plan/plan.h"
 #include "kernels/sm80/backward/dbias_over_batch.cuh"
-#include "kernels/sm80/sm80_backend.h"
+#include "kernels/sm80/sm80_kernels.h"
 
 namespace flash_attn_ext::sm80 {
 namespace {
@@ -14,25 +13,21 @@ bool has_aligned_pairs(const attention::BackwardParams& p) {
 
 }  // namespace
 
-cudaError_t run_dbias_over_batch(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
-                                 cudaStream_t stream) {
+cudaError_t run_dbias_over_batch(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   const int64_t query_tiles = dbias_tiles(p.sequences.max_seqlen_q);
   const int64_t key_tiles = dbias_tiles(p.sequences.max_seqlen_k);
   const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * query_tiles * key_tiles;
   const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
-  const plan::WorkspacePart& splits = plan.workspace.dbias_parts;
-  DbiasOverBatchParams params = {
-      .p = p,
-      .splits = splits.in<float>(workspace),
-      .num_splits = static_cast<int>(splits.present() ? splits.bytes / (tiles * kDbiasSplitBytes) : 1),
-      .entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q)),
-      .scale = static_cast<float>(p.score_mod.scale),
-      .group = divisor(p.queries_per_key_head()),
-      .tiles = divisor(tiles),
-      .key_tiles = divisor(key_tiles),
-      .query_tiles = divisor(query_tiles),
-      .in_pairs = has_aligned_pairs(p)};
-  params.p.delta = plan.workspace.delta.like(p.lse, workspace);
+  DbiasOverBatchParams params = {.p = p,
+                                 .splits = p.dbias_parts,
+                                 .num_splits = static_cast<int>(plan.dbias_splits),
+                                 .entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q)),
+                                 .scale = static_cast<float>(p.score_mod.scale),
+                                 .group = divisor(p.queries_per_key_head()),
+                                 .tiles = divisor(tiles),
+                                 .key_tiles = divisor(key_tiles),
+                                 .query_tiles = divisor(query_tiles),
+                                 .in_pairs = has_aligned_pairs(p)};
   return with_element(p.element, /*tf32=*/false, [&](auto element) {
     using Element = decltype(element);
     if constexpr (sizeof(Element) == 2) {

@@ -151,25 +151,23 @@ struct SelectedKeys {
   __device__ __forceinline__ uint32_t flags(int tile) const {
     const int first = tile * kKeys;
     const int end = min(first + kKeys, num_keys);
-    if (!blocks.present()) return by_intervals(first, end);
+    if (!blocks.present()) return rows.flags(first, end);
     const int middle = min(first + kWarpgroupKeys, end);
     const bool sees_low = blocks.sees(block_row, first);
     const bool sees_high = middle < end && blocks.sees(block_row, middle);
-    if (sees_low && (sees_high || middle == end)) return by_intervals(first, end);
+    if (sees_low && (sees_high || middle == end)) return rows.flags(first, end);
     if (!sees_low && !sees_high) return MaskIterations::kSomeFalse;
-    return by_intervals(sees_low ? first : middle, sees_low ? middle : end) | MaskIterations::kSomeFalse;
+    return rows.flags(sees_low ? first : middle, sees_low ? middle : end) | MaskIterations::kSomeFalse;
   }
 
  private:
   static constexpr int kWarpgroupKeys = kKeys / LoopOrder::kKeyWarpgroups;
-
-  __device__ __forceinline__ uint32_t by_intervals(int first, int end) const { return rows.flags(first, end); }
 };
 
 constexpr int kKeyTilesAtOnce = 16;
 
-// The same where there are blocks alone. Grid: a CTA per plane, kThreads query tiles and kKeyTilesAtOnce key tiles. A
-// thread has a query tile, so that neighbouring threads write neighbouring flags.
+// Writes the flags of all tiles where blocks, and no intervals, hide keys. Grid: a CTA per plane, kThreads query tiles
+// and kKeyTilesAtOnce key tiles. A thread has a query tile, so that neighbouring threads write neighbouring flags.
 __global__ void __launch_bounds__(kThreads) block_flags_kernel(const __grid_constant__ attention::AttentionParams p,
                                                                const __grid_constant__ MaskIterations iterations) {
   ptx::wait_for_kernel_before();
@@ -197,9 +195,9 @@ __global__ void __launch_bounds__(kThreads) block_flags_kernel(const __grid_cons
   }
 }
 
-// Grid: a CTA per query tile of each batch entry and head that has intervals or blocks of its own. A thread has every
-// 256th tile of keys.
-__global__ void __launch_bounds__(kThreads) interval_flags_kernel(const __grid_constant__ attention::AttentionParams p,
+// Writes the flags of all tiles where intervals hide keys, or intervals and blocks. Grid: a CTA per query tile of each
+// batch entry and head that has intervals or blocks of its own. A thread has every 256th tile of keys.
+__global__ void __launch_bounds__(kThreads) selected_flags_kernel(const __grid_constant__ attention::AttentionParams p,
                                                                   const __grid_constant__ MaskIterations iterations) {
   __shared__ common::IntervalRows rows;
   static_assert(common::IntervalRows::kQueries == kQueries && kThreads / kWarpSize >= common::IntervalRows::kMost);
@@ -245,7 +243,7 @@ cudaError_t scan_selected_keys(const KeyStationaryArguments& args, cudaStream_t 
                                 mask);
   }
   const int64_t blocks = planes * mask.query_tiles;
-  return common::launch_early(interval_flags_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, mask);
+  return common::launch_early(selected_flags_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, mask);
 }
 
 // A list's place: the lists of a plane have one loop direction, and belong to a batch entry and a head.

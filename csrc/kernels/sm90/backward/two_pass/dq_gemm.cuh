@@ -49,8 +49,10 @@ struct DqGemmWork {
   int end;
   TileRange own[kWarpgroups];  // those that the queries of each warpgroup see
   int stored[kWarpgroups];     // each warpgroup's first stored tile
-  int rows[kWarpgroups];       // from each warpgroup's first query to the sequence's end; at most 0 where it has none
-  int partial[kWarpgroups];    // each warpgroup's number among query_sums
+  // Queries from each warpgroup's first one to the sequence's end. At most 0 where there are none, or where the row of
+  // tiles belongs to another launch.
+  int rows[kWarpgroups];
+  int partial[kWarpgroups];  // each warpgroup's index among query_sums
 };
 
 template <class Traits>

@@ -25,7 +25,7 @@ struct TwoPassLaunch {
 
   TwoPassArguments args;
   const plan::BackwardPlan& plan;
-  void* boxes;  // of a bias with one number for each diagonal
+  void* boxes;  // of a relative-position bias
   cudaStream_t stream;
 
   cudaError_t run() {

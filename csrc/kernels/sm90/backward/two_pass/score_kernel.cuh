@@ -178,8 +178,8 @@ struct ScoreWarpgroup {
   static_assert(kAhead < Traits::kStages);
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * kWarpRows; }
 
-  // The scores of a stored tile.
-  __device__ __forceinline__ static Scores& part(WideScores& wide, int i) {
+  // The scores of the i-th materialised tile of a key tile.
+  __device__ __forceinline__ static Scores& of_tile(WideScores& wide, int i) {
     return reinterpret_cast<Scores&>(wide.c[0][i * Scores::kColumnTiles]);
   }
 
@@ -214,17 +214,17 @@ struct ScoreWarpgroup {
     multiply(scores, 1, qk_slices);
     end_gemm();
     ptx::pin_registers(scores.c[0]);
-    for_each_part(tile, own, [&](int i) {
+    for_each_tile(tile, own, [&](int i) {
       if (!own.full(tile + i))
-        in_tile(work, tile + i, [&](const Where& where) { where.hide_invisible(part(scores, i)); });
+        in_tile(work, tile + i, [&](const Where& where) { where.hide_invisible(of_tile(scores, i)); });
     });
     __syncwarp();
     const int ahead = min(kAhead, v_slices);
     begin_gemm(gradients);
     issue_slices(gradients, ahead - 1);
-    for_each_part(tile, own, [&](int i) {
+    for_each_tile(tile, own, [&](int i) {
       PackedScores p;
-      score.exponentiate(part(scores, i), p, false);
+      score.exponentiate(of_tile(scores, i), p, false);
       StoredChunks::store_in_order(p, stored + i * MaterialisedTiles::kElements);
     });
     __syncwarp();
@@ -233,9 +233,9 @@ struct ScoreWarpgroup {
     multiply(gradients, ahead, v_slices);
     end_gemm();
     ptx::pin_registers(gradients.c[0]);
-    for_each_part(tile, own, [&](int i) {
+    for_each_tile(tile, own, [&](int i) {
       PackedScores dscores;
-      score.differentiate(part(scores, i), part(gradients, i), dscores);
+      score.differentiate(of_tile(scores, i), of_tile(gradients, i), dscores);
       StoredChunks::store_in_order(dscores, stored + i * MaterialisedTiles::kElements + args.tiles.between);
     });
     __syncwarp();
@@ -243,7 +243,7 @@ struct ScoreWarpgroup {
 
   // Calls function(i) for the stored tiles tile + i that are among the warpgroup's own.
   template <class Function>
-  __device__ __forceinline__ static void for_each_part(int tile, const TileRange& own, Function&& function) {
+  __device__ __forceinline__ static void for_each_tile(int tile, const TileRange& own, Function&& function) {
 #pragma unroll
     for (int i = 0; i < Traits::kKeyTiles; ++i) {
       if (tile + i >= own.begin && tile + i < own.end) function(i);

@@ -1,5 +1,5 @@
-// The kernels of the two-pass backward pass that are for head dims above 256 alone: the score kernel, and the GEMM of
-// dQ. dV and dK come from the GEMM kernel of two_pass.cuh, a column part at a time.
+// The kernels of the two-pass backward pass that only head dims above 256 take: the score kernel, and the GEMM of dQ.
+// dV and dK come from the GEMM kernel of two_pass.cuh, a column part at a time.
 #pragma once
 
 #include "kernels/sm90/backward/two_pass/dq_gemm.cuh"

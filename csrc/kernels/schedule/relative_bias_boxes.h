@@ -1,4 +1,4 @@
-// A bias with one number for each diagonal of the scores, in the form in which the TMA reads boxes of it.
+// A relative-position bias, in the form in which the TMA reads boxes of it.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 namespace flash_attn_ext {
 
 // All boxes of kRows queries whose first query is a multiple of kRows are the same, but for a shift of their keys. So
-// there are kRows rows for each head of the bias: the column c of row r holds the number of the diagonal
-// key - query = c - first_column - r.
-struct DiagonalBoxes {
+// there are kRows rows for each head of the bias: the column c of row r holds the value of key - query =
+// c - first_column - r.
+struct RelativeBiasBoxes {
   static constexpr int kRows = 64;
   static constexpr int64_t kChunk = 8;  // elements of 16 bits in 16 bytes
 
@@ -24,12 +24,12 @@ struct DiagonalBoxes {
   int64_t bytes() const { return heads * head_stride() * 2; }
 };
 
-inline DiagonalBoxes diagonal_boxes(const attention::AttentionParams& p) {
-  const int64_t last_box = std::max<int64_t>(p.sequences.max_seqlen_q - 1, 0) / DiagonalBoxes::kRows;
-  DiagonalBoxes boxes;
-  boxes.first_column = static_cast<int>(last_box * DiagonalBoxes::kRows);
-  boxes.columns =
-      attention::ceil_div(boxes.first_column + p.sequences.max_seqlen_k, DiagonalBoxes::kChunk) * DiagonalBoxes::kChunk;
+inline RelativeBiasBoxes relative_bias_boxes(const attention::AttentionParams& p) {
+  const int64_t last_box = std::max<int64_t>(p.sequences.max_seqlen_q - 1, 0) / RelativeBiasBoxes::kRows;
+  RelativeBiasBoxes boxes;
+  boxes.first_column = static_cast<int>(last_box * RelativeBiasBoxes::kRows);
+  boxes.columns = attention::ceil_div(boxes.first_column + p.sequences.max_seqlen_k, RelativeBiasBoxes::kChunk) *
+                  RelativeBiasBoxes::kChunk;
   boxes.heads = p.score_mod.bias.head_stride == 0 ? 1 : p.num_heads_q;
   return boxes;
 }

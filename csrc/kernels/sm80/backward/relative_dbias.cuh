@@ -1,24 +1,24 @@
-// The gradient of a bias that follows from key - query alone: dS, which is recomputed, summed along diagonals.
+// Computes the gradient of a relative-position bias: recomputes dS and sums it along diagonals.
 //
-// Grid: one CTA for each (split, head of the bias, band of blocks). All blocks of a band have the same diagonals
-// (schedule/diagonal_bands.h). So the sums of dS over the blocks of a band, and over the batch entries of a split, stay
-// in registers, one for each element of a block. At the end the CTA sums these along diagonals, one thread for each,
-// and stores them. A second kernel adds the splits, and the two bands that share a diagonal, in order. Shared memory:
-// as in dscore_sums.cuh.
+// Grid: one CTA for each BlockDiagonalWork. All blocks of a block diagonal have the same diagonals
+// (schedule/block_diagonals.h). So the sums of dS over these blocks, and over the batch entries of a split, stay in
+// registers, one for each element of a block. At the end the CTA sums these along diagonals, one thread for each, and
+// stores them. A second kernel adds the splits, and the two block diagonals that have a diagonal, in order. Shared
+// memory is that of dscore_sums.cuh.
 #pragma once
 
-#include "kernels/sm80/backward/combine_bands.cuh"
+#include "kernels/sm80/backward/combine_block_diagonals.cuh"
 #include "kernels/sm80/backward/dscore_sums.cuh"
 
 namespace flash_attn_ext::sm80 {
 
-struct DiagonalParams : DscoreParams {
-  DiagonalBands bands;
-  float* band_sums;
+struct RelativeDbiasParams : DscoreParams {
+  BlockDiagonals blocks;
+  float* partial_sums;
 };
 
 template <class Element, int kHeadDim>
-struct DiagonalSumsKernel : DscoreSumsKernel<Element, kHeadDim> {
+struct RelativeDbiasKernel : DscoreSumsKernel<Element, kHeadDim> {
   using Base = DscoreSumsKernel<Element, kHeadDim>;
   using Base::kRowsPerWarp;
   using Base::kThreads;
@@ -33,22 +33,21 @@ struct DiagonalSumsKernel : DscoreSumsKernel<Element, kHeadDim> {
   static constexpr int kKeyTiles = kBlock / kTile.keys;
   static_assert(kTile.queries % kTile.keys == 0 && kThreads == 2 * kBlock);
 
-  // Returns the thread's sum: of the diagonal key - query = threadIdx.x - (kBlock - 1) from the first diagonal of the
-  // band's blocks.
-  __device__ __forceinline__ float run(const DiagonalBands& bands, const BandPlace& place) {
-    const int band = place.band;
+  // Returns the thread's sum: of the diagonal key - query = threadIdx.x - (kBlock - 1) from the offset of the block
+  // diagonal.
+  __device__ __forceinline__ float run(const BlockDiagonals& blocks, const BlockDiagonalWork& work) {
     const bool per_head = p.dbias.per_head;
     const int64_t entries = p.batch * (per_head ? 1 : p.num_heads_q);
     float own = 0.0f;
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
       sums.clear();
-      for (int64_t entry = place.split; entry < entries; entry += bands.splits) {
+      for (int64_t entry = work.split; entry < entries; entry += blocks.splits) {
         const attention::Sequence sequence = p.sequences.at(entry % p.batch);
-        const int64_t head = per_head ? place.head : entry / p.batch;
+        const int64_t head = per_head ? work.head : entry / p.batch;
         const WorkItem item = {sequence, head, head / p.queries_per_key_head()};
-        for (int block = bands.first_block(band); block < bands.end_block(band); ++block) {
+        for (int block = blocks.first_block(work.index); block < blocks.end_block(work.index); ++block) {
           const int64_t query = int64_t{block} * kBlock;
-          const int64_t key = query + bands.offset(band) + key_tile * kTile.keys;
+          const int64_t key = query + blocks.offset(work.index) + key_tile * kTile.keys;
           add_block(item, query, key);
         }
       }
@@ -97,27 +96,27 @@ struct DiagonalSumsKernel : DscoreSumsKernel<Element, kHeadDim> {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads)
-    diagonal_sums_kernel(const __grid_constant__ DiagonalParams params) {
+    relative_dbias_kernel(const __grid_constant__ RelativeDbiasParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  const DiagonalBands& bands = params.bands;
+  const BlockDiagonals& blocks = params.blocks;
   const auto cta = static_cast<int>(blockIdx.x);
-  const BandPlace place = band_place(bands, cta);
+  const BlockDiagonalWork work = block_diagonal_work(blocks, cta);
   Kernel kernel = {{params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}};
-  params.band_sums[place.index(bands) * bands.sums_of_cta() + threadIdx.x] = kernel.run(bands, place);
+  params.partial_sums[work.place_of_sums(blocks) * blocks.sums_of_cta() + threadIdx.x] = kernel.run(blocks, work);
 }
 
 template <class Element>
-cudaError_t diagonal_sums(const BackwardParams& p, const BackwardPlan& plan, float* band_sums, cudaStream_t stream) {
+cudaError_t relative_dbias(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
     constexpr int kRow = find_row(kDqConfigs, sizeof(Element), head_dim(), ScoreMode::kGeneric);
     if constexpr (kDqConfigs[kRow].head_dim == head_dim()) {
-      using Kernel = DiagonalSumsKernel<Element, head_dim()>;
-      DiagonalParams params = {Kernel::make_params(p, DscoreSum::kBias), diagonal_bands(p, Kernel::kBlock, 0),
-                               band_sums};
-      params.bands.splits = static_cast<int>(plan.workspace.dbias_parts.bytes / params.bands.bytes());
-      const cudaError_t error = launch<Kernel>(diagonal_sums_kernel<Kernel>, params, params.bands.num_ctas(), stream);
+      using Kernel = RelativeDbiasKernel<Element, head_dim()>;
+      const RelativeDbiasParams params = {Kernel::make_params(p, DscoreSum::kBias),
+                                          BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_parts};
+      if (params.blocks.bytes() != plan.workspace.dbias_parts.bytes) return cudaErrorInvalidValue;
+      const cudaError_t error = launch<Kernel>(relative_dbias_kernel<Kernel>, params, params.blocks.num_ctas(), stream);
       if (error != cudaSuccess) return error;
-      return combine_bands<Element>({p, params.bands, band_sums}, stream);
+      return combine_block_diagonals<Element>({p, params.blocks, p.dbias_parts}, stream);
     } else {
       return cudaErrorInvalidValue;
     }

@@ -1,26 +1,26 @@
-// The gradient of a bias that follows from key - query alone: dS is recomputed, as in dbias_over_batch.cuh, and summed
-// along diagonals.
+// Computes the gradient of a relative-position bias: recomputes dS, as dbias_over_batch.cuh does, and sums it along
+// diagonals.
 //
-// Grid: one CTA for each (band of blocks, split, head). All blocks of a band (schedule/diagonal_bands.h) have the same
+// Grid: one CTA for each BlockDiagonalWork. All blocks of a block diagonal (schedule/block_diagonals.h) have the same
 // bias, which stays in shared memory, and the same pairs hidden by position. So the sums of dS stay in registers while
-// the rows of the band's blocks stream past, of one batch entry after the other. At the end they go through shared
-// memory, and a thread for each diagonal sums them. A kernel adds the splits, and the two bands that share a diagonal
-// (combine_bands.cuh).
+// the rows of its blocks stream past, of one batch entry after the other. At the end they go through shared memory, and
+// a thread for each diagonal sums them. A second kernel adds the splits, and the two block diagonals that have a
+// diagonal (combine_block_diagonals.cuh).
 #pragma once
 
-#include "kernels/sm80/backward/combine_bands.cuh"
+#include "kernels/sm80/backward/combine_block_diagonals.cuh"
 #include "kernels/sm80/backward/dbias_over_batch.cuh"
 #include "ptx/shared_memory.h"
 
 namespace flash_attn_ext::sm80 {
 
-struct DbiasOfDiagonalsParams : DbiasOverBatchParams {
-  DiagonalBands bands;
-  float* band_sums;
+struct RelativeDbiasOverBatchParams : DbiasOverBatchParams {
+  BlockDiagonals blocks;
+  float* partial_sums;
 };
 
 template <class ElementType, int kHeadDim>
-struct DbiasOfDiagonalsKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
+struct RelativeDbiasOverBatchKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
   using Base = DbiasOverBatchKernel<ElementType, kHeadDim>;
   using Base::kKeysPerWarp;
   using Base::kStepKeys;
@@ -39,33 +39,33 @@ struct DbiasOfDiagonalsKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
   using TileSums = float[kDbiasTile][kDbiasTile];
   static_assert(sizeof(TileSums) <= sizeof(Base::Shared::stages));
 
-  // Returns the sum of the diagonal key - query = threadIdx.x - (kDbiasTile - 1) from the band's first diagonal.
-  __device__ __forceinline__ float run(const DiagonalBands& bands, const BandPlace& at) {
+  // Returns the sum of the diagonal key - query = threadIdx.x - (kDbiasTile - 1) from the offset of the block diagonal.
+  __device__ __forceinline__ float run(const BlockDiagonals& blocks, const BlockDiagonalWork& work) {
     sums.clear();
-    const int offset = bands.offset(at.band);
-    if (sees_band(offset)) {
+    const int offset = blocks.offset(work.index);
+    if (sees_blocks(offset)) {
       load_bias(offset);
-      stream_blocks(bands, at);
+      stream_blocks(blocks, work);
     }
     hide(offset);
     return sum_diagonal();
   }
 
  private:
-  // What a query sees of the band's pairs, by key - query.
+  // What a query sees, by key - query.
   __device__ __forceinline__ attention::Interval seen() const {
     const attention::Visibility& visibility = p.visibility;
     const int64_t diagonal = visibility.diagonal(this->sequence_of(0));
     return {diagonal - visibility.left, diagonal + visibility.right + 1};
   }
-  __device__ __forceinline__ bool sees_band(int offset) const {
+  __device__ __forceinline__ bool sees_blocks(int offset) const {
     return seen().begin < offset + kDbiasTile && seen().end > offset - (kDbiasTile - 1);
   }
 
-  // A thread writes 16 bytes at a time. Pairs that do not exist get the number of a diagonal that does.
+  // A thread writes 16 bytes at a time. Pairs that do not exist get the value of one that does.
   __device__ __forceinline__ void load_bias(int offset) {
     const attention::BroadcastView& bias = p.score_mod.bias;
-    const auto* numbers = static_cast<const uint16_t*>(bias.data) + place.head * bias.head_stride;
+    const auto* values = static_cast<const uint16_t*>(bias.data) + place.head * bias.head_stride;
     const int first = 1 - static_cast<int>(p.sequences.max_seqlen_q);
     const int last = static_cast<int>(p.sequences.max_seqlen_k) - 1;
     constexpr int kChunk = BiasTile::kChunk;
@@ -76,58 +76,59 @@ struct DbiasOfDiagonalsKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
 #pragma unroll
       for (int e = 0; e < kChunk; ++e) {
         const int diagonal = min(max(offset + column + e - row, first), last);
-        words[e / 2] |= uint32_t{numbers[diagonal]} << (16 * (e % 2));
+        words[e / 2] |= uint32_t{values[diagonal]} << (16 * (e % 2));
       }
       ptx::store_shared(shared.bias.address(row, column), uint4{words[0], words[1], words[2], words[3]});
     }
   }
 
-  // A block of a batch entry.
-  struct Item {
+  // The CTA loops over these: each batch entry of its split has all blocks of the block diagonal.
+  struct BlockOfEntry {
     Entry entry;
-    int number;  // of the entry, among those of all splits
+    int entry_index;  // among the entries of all splits
     int block;
   };
-  __device__ __forceinline__ bool advance_item(Item& item, const DiagonalBands& bands, const BandPlace& at) {
-    if (++item.block == bands.end_block(at.band)) {
-      item.block = bands.first_block(at.band);
-      item.number += bands.splits;
-      this->advance(item.entry, bands.splits);
+  __device__ __forceinline__ bool advance_block(BlockOfEntry& at_block, const BlockDiagonals& blocks,
+                                                const BlockDiagonalWork& work) {
+    if (++at_block.block == blocks.end_block(work.index)) {
+      at_block.block = blocks.first_block(work.index);
+      at_block.entry_index += blocks.splits;
+      this->advance(at_block.entry, blocks.splits);
     }
-    return item.number < this->params.entries;
+    return at_block.entry_index < this->params.entries;
   }
 
-  // Starts to load an item. Rows past the end have weights of 0.
-  __device__ __forceinline__ int start(Stage& stage, StoredStatistics (&rows)[Sums::kThreadRows], const Item& item,
-                                       int offset) {
-    place.first_query = item.block * kDbiasTile;
+  // Starts to load a block. Rows past the end have weights of 0.
+  __device__ __forceinline__ int start(Stage& stage, StoredStatistics (&rows)[Sums::kThreadRows],
+                                       const BlockOfEntry& at_block, int offset) {
+    place.first_query = at_block.block * kDbiasTile;
     place.first_key = place.first_query + offset;
-    this->load(stage, item.entry);
-    this->load_statistics(rows, item.entry);
+    this->load(stage, at_block.entry);
+    this->load_statistics(rows, at_block.entry);
 #pragma unroll
     for (int r = 0; r < Sums::kThreadRows; ++r) {
       if (Base::warp_row() + Sums::row(r) >= this->num_queries()) rows[r] = {INFINITY, 0.0f, 0.0f};
     }
-    return this->attends(item.entry);
+    return this->attends(at_block.entry);
   }
 
-  __device__ __forceinline__ void stream_blocks(const DiagonalBands& bands, const BandPlace& at) {
-    const int offset = bands.offset(at.band);
-    Item item = {{0, static_cast<uint32_t>(place.head)}, at.split, bands.first_block(at.band)};
-    this->advance(item.entry, at.split);
+  __device__ __forceinline__ void stream_blocks(const BlockDiagonals& blocks, const BlockDiagonalWork& work) {
+    const int offset = blocks.offset(work.index);
+    BlockOfEntry at_block = {{0, static_cast<uint32_t>(place.head)}, work.split, blocks.first_block(work.index)};
+    this->advance(at_block.entry, work.split);
     StoredStatistics next[Sums::kThreadRows];
-    Base::store_word(shared.stages[0], start(shared.stages[0], next, item, offset));
+    Base::store_word(shared.stages[0], start(shared.stages[0], next, at_block, offset));
     int current = 0;
-    for (bool has_item = true; has_item; current = 1 - current) {
+    for (bool has_block = true; has_block; current = 1 - current) {
       QueryStatistics statistics[Sums::kThreadRows];
 #pragma unroll
       for (int r = 0; r < Sums::kThreadRows; ++r)
         statistics[r] = query_statistics<true>(next[r].lse, next[r].delta, next[r].residual);
       ptx::wait_copies<0>();
-      __syncthreads();  // the item's rows have arrived, and no warp reads the other stage any more
-      has_item = advance_item(item, bands, at);
+      __syncthreads();  // the block's rows have arrived, and no warp reads the other stage any more
+      has_block = advance_block(at_block, blocks, work);
       int attends_next = 0;
-      if (has_item) attends_next = start(shared.stages[1 - current], next, item, offset);
+      if (has_block) attends_next = start(shared.stages[1 - current], next, at_block, offset);
       const Stage& stage = shared.stages[current];
 #pragma unroll
       for (int step = 0; step < kKeysPerWarp; step += kStepKeys) {
@@ -138,7 +139,7 @@ struct DbiasOfDiagonalsKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
           this->template add<true>(stage, statistics, step, word);
         }
       }
-      if (has_item) Base::store_word(shared.stages[1 - current], attends_next);
+      if (has_block) Base::store_word(shared.stages[1 - current], attends_next);
     }
   }
 
@@ -189,25 +190,27 @@ struct DbiasOfDiagonalsKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, 1)
-    dbias_of_diagonals_kernel(const __grid_constant__ DbiasOfDiagonalsParams params) {
+    relative_dbias_over_batch_kernel(const __grid_constant__ RelativeDbiasOverBatchParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
-  const BandPlace at = band_place(params.bands, static_cast<int>(blockIdx.x));
+  const BlockDiagonalWork work = block_diagonal_work(params.blocks, static_cast<int>(blockIdx.x));
   Kernel kernel = {
-      {params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), {.head = at.head}, at.split}};
-  const float sum = kernel.run(params.bands, at);
-  const int64_t sums_of_cta = params.bands.sums_of_cta();
-  if (threadIdx.x < sums_of_cta) params.band_sums[at.index(params.bands) * sums_of_cta + threadIdx.x] = sum;
+      {params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), {.head = work.head}, work.split}};
+  const float sum = kernel.run(params.blocks, work);
+  const int64_t sums_of_cta = params.blocks.sums_of_cta();
+  if (threadIdx.x < sums_of_cta)
+    params.partial_sums[work.place_of_sums(params.blocks) * sums_of_cta + threadIdx.x] = sum;
 }
 
 template <class Element, int kHeadDim>
-cudaError_t dbias_of_diagonals(const DbiasOfDiagonalsParams& params, cudaStream_t stream) {
-  using Kernel = DbiasOfDiagonalsKernel<Element, kHeadDim>;
+cudaError_t relative_dbias_over_batch(const RelativeDbiasOverBatchParams& params, cudaStream_t stream) {
+  using Kernel = RelativeDbiasOverBatchKernel<Element, kHeadDim>;
   static_assert(sizeof(typename Kernel::Shared) <= kDbiasSharedBytes);
-  const cudaError_t error =
-      common::launch_blocks_early<Kernel>(dbias_of_diagonals_kernel<Kernel>, params.bands.num_ctas(), stream, params);
-  return error == cudaSuccess ? combine_bands<Element>({params.p, params.bands, params.band_sums}, stream) : error;
+  const cudaError_t error = common::launch_blocks_early<Kernel>(relative_dbias_over_batch_kernel<Kernel>,
+                                                                params.blocks.num_ctas(), stream, params);
+  return error == cudaSuccess ? combine_block_diagonals<Element>({params.p, params.blocks, params.partial_sums}, stream)
+                              : error;
 }
 
 }  // namespace flash_attn_ext::sm80

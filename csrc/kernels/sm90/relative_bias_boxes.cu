@@ -1,8 +1,8 @@
-// Writes the boxes of a bias with one number for each diagonal (schedule/diagonal_boxes.h).
+// Writes the boxes of a relative-position bias (schedule/relative_bias_boxes.h).
 //
-// Grid: one CTA for each kRowsOfCta rows of the boxes of a head. A thread reads the numbers that 8 neighbouring columns
+// Grid: one CTA for each kRowsOfCta rows of the boxes of a head. A thread reads the values that 8 neighbouring columns
 // of these rows hold, and writes 16 bytes of each row. Bound: memory, the writes.
-#include "kernels/schedule/diagonal_boxes.h"
+#include "kernels/schedule/relative_bias_boxes.h"
 #include "kernels/sm90/sm90_kernels.h"
 
 namespace flash_attn_ext::sm90 {
@@ -10,27 +10,28 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kRowsOfCta = 8;
-constexpr int kCtasOfHead = DiagonalBoxes::kRows / kRowsOfCta;
+constexpr int kCtasOfHead = RelativeBiasBoxes::kRows / kRowsOfCta;
 
 __global__ void __launch_bounds__(kThreads)
-    write_boxes_kernel(const __grid_constant__ attention::AttentionParams p, DiagonalBoxes boxes, uint4* to) {
-  constexpr int kChunk = static_cast<int>(DiagonalBoxes::kChunk);
+    write_relative_bias_boxes_kernel(const __grid_constant__ attention::AttentionParams p, RelativeBiasBoxes boxes,
+                                     uint4* to) {
+  constexpr int kChunk = static_cast<int>(RelativeBiasBoxes::kChunk);
   const auto head = static_cast<int>(blockIdx.x) / kCtasOfHead;
   const int first_row = static_cast<int>(blockIdx.x) % kCtasOfHead * kRowsOfCta;
   const attention::BroadcastView& bias = p.score_mod.bias;
-  const auto* numbers = static_cast<const uint16_t*>(bias.data) + head * bias.head_stride;
+  const auto* values = static_cast<const uint16_t*>(bias.data) + head * bias.head_stride;
   const int first = 1 - static_cast<int>(p.sequences.max_seqlen_q);
   const int last = static_cast<int>(p.sequences.max_seqlen_k) - 1;
   const auto chunks = static_cast<int>(boxes.columns / kChunk);
-  uint4* const rows = to + (int64_t{head} * DiagonalBoxes::kRows + first_row) * chunks;
+  uint4* const rows = to + (int64_t{head} * RelativeBiasBoxes::kRows + first_row) * chunks;
   for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += kThreads) {
-    // Of the diagonals from that of the chunk's first column in the last row to that of its last column in the first.
+    // The values from that of the chunk's first column in the last row to that of its last column in the first.
     uint32_t read[kChunk + kRowsOfCta - 1];
     const int lowest = chunk * kChunk - boxes.first_column - first_row - (kRowsOfCta - 1);
 #pragma unroll
     for (int i = 0; i < kChunk + kRowsOfCta - 1; ++i) {
-      // Pairs that do not exist get the number of one that does.
-      read[i] = numbers[min(max(lowest + i, first), last)];
+      // Pairs that do not exist get the value of one that does.
+      read[i] = values[min(max(lowest + i, first), last)];
     }
 #pragma unroll
     for (int row = 0; row < kRowsOfCta; ++row) {
@@ -43,11 +44,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t write_boxes(const attention::AttentionParams& p, void* to, cudaStream_t stream) {
-  const DiagonalBoxes boxes = diagonal_boxes(p);
+cudaError_t write_relative_bias_boxes(const attention::AttentionParams& p, void* to, cudaStream_t stream) {
+  const RelativeBiasBoxes boxes = relative_bias_boxes(p);
   const int64_t blocks = boxes.heads * kCtasOfHead;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  write_boxes_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p, boxes, static_cast<uint4*>(to));
+  write_relative_bias_boxes_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p, boxes,
+                                                                                           static_cast<uint4*>(to));
   return cudaGetLastError();
 }
 

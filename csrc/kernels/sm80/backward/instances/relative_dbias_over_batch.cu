@@ -1,0 +1,26 @@
+#include "kernels/plan/plan.h"
+#include "kernels/sm80/backward/relative_dbias_over_batch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
+
+namespace flash_attn_ext::sm80 {
+
+cudaError_t run_relative_dbias_over_batch(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  RelativeDbiasOverBatchParams params = {};
+  params.p = p;
+  params.entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q));
+  params.scale = static_cast<float>(p.score_mod.scale);
+  params.group = attention::Divisor::of(static_cast<uint32_t>(p.queries_per_key_head()));
+  params.blocks = BlockDiagonals::of(p, kDbiasTile, plan.dbias_splits);
+  params.partial_sums = p.dbias_parts;
+  if (params.blocks.bytes() != plan.workspace.dbias_parts.bytes) return cudaErrorInvalidValue;
+  return with_element(p.element, /*tf32=*/false, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (sizeof(Element) == 2) {
+      return plan.dscore_head_dim == 32 ? relative_dbias_over_batch<Element, 32>(params, stream)
+                                        : relative_dbias_over_batch<Element, 64>(params, stream);
+    }
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace flash_attn_ext::sm80
