@@ -22,6 +22,11 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/report.h"
 
+// The interface is a digest of text, which does not have the compiler's choice of layouts.
+#if !_GLIBCXX_USE_CXX11_ABI || defined(_GLIBCXX_DEBUG)
+#error "std::string has to be PyTorch's: libstdc++, with the C++11 ABI and without debug mode"
+#endif
+
 namespace flash_attn_ext::library {
 
 // `interface` and `version` stay first in every version: they are read before it is known which one the library has.
@@ -65,6 +70,7 @@ struct Gpu {
   int64_t memory_bytes;
   int64_t l2_bytes;
   int64_t sms;
+  bool has_code;  // whether this library was compiled for it
 };
 
 // Nothing of it is set in a library without CUDA.
