@@ -50,8 +50,9 @@ OVERLAPPING_LAUNCHES = (
 LIBRARY_LINK_FLAGS = [f"-Wl,-soname,{LIBRARY}", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
 EXPORTS = f"{INCLUDE_ROOT}/library/exports.map"
 LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={EXPORTS}"]
-# libtorch.so brings CUDA's part of torch, where there is one, though no symbol here needs it.
-GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
+# libtorch.so brings CUDA's part of torch, where there is one, though no symbol here needs it. The folder of
+# the glue is an old-style RPATH, which comes before LD_LIBRARY_PATH: that may have another installation's library.
+GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags", "-Wl,--no-as-needed"]
 
 
 # A fast build has bfloat16 and head dims up to 128: these sources are of other types, or of larger head dims alone.

@@ -5,6 +5,7 @@ Whatever is missing ends in a `BuildError` that says what was found and the exac
 
 import importlib.util
 import os
+import platform
 import re
 import runpy
 import shutil
@@ -139,7 +140,9 @@ def find_nvcc(environ: Mapping[str, str] = os.environ) -> Nvcc | None:
     release = re.search(r"release (\d+\.\d+), V[\d.]+", banner)
     if release is None:
         raise BuildError(f"cannot read a release from `{path} --version`, which printed:\n{banner}")
-    return Nvcc(Path(path), release.group(1), release.group(0))
+    # That of another machine has the same release, and its objects have host code of that machine.
+    machine = "" if platform.machine() == "x86_64" else f" for {platform.machine()}"
+    return Nvcc(Path(path), release.group(1), release.group(0) + machine)
 
 
 def is_set(name: str, environ: Mapping[str, str] = os.environ) -> bool:

@@ -28,6 +28,13 @@ std::string on_other_gpu(const library::Gpu& gpu, const char* needed) {
          std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
 }
 
+std::string without_code(const library::Gpu& gpu) {
+  const std::string capability = std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
+  return std::string("this library was built for compute capability ") + library_facts().cuda_archs +
+         ", and has no code for " + gpu.name + ", which has " + capability +
+         "; build it with FLASH_ATTN_EXT_ARCHS=" + capability;
+}
+
 // The GPU of a device, or nullptr and a reason.
 const library::Gpu* find_gpu(at::Device device, Reasons& reasons) {
   if (!device.is_cuda()) {
@@ -57,7 +64,11 @@ void sm80_reasons(const attention::AttentionParams& params, at::Device device, R
   const library::Gpu* gpu = find_gpu(device, reasons);
   if (gpu == nullptr) return;
   add_reason_of_fast_build(params, reasons);
-  if (gpu->major < 8) reasons.add([&] { return on_other_gpu(*gpu, "8.0 or later"); });
+  if (gpu->major < 8) {
+    reasons.add([&] { return on_other_gpu(*gpu, "8.0 or later"); });
+  } else if (!gpu->has_code) {
+    reasons.add([&] { return without_code(*gpu); });
+  }
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
   const int64_t largest = plan::max_head_dim_sm80(params.element);
   if (head_dim > largest) {

@@ -1,8 +1,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
-#include <iterator>
-#include <mutex>
 
 #include "kernels/common/cache/append_kv.h"
 #include "kernels/common/masks/mask_tiles.h"
@@ -12,6 +10,8 @@
 #if FLASH_ATTN_EXT_WITH_SM90
 #include "kernels/sm90/sm90_backend.h"
 #endif
+#include "library/gpu_code.h"
+#include "library/kept_gpus.h"
 #include "library/table.h"
 
 namespace flash_attn_ext::library {
@@ -30,21 +30,15 @@ Gpu describe_gpu(int device) {
   gpu.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   gpu.l2_bytes = properties.l2CacheSize;
   gpu.sms = properties.multiProcessorCount;
+  gpu.has_code = has_code_for(gpu.major, gpu.minor, FLASH_ATTN_EXT_CUDA_ARCHS);
   return gpu;
 }
 
-// Each call asks, so answers are kept.
 const Gpu& gpu(int device) {
-  struct Answer {
-    std::once_flag asked;
-    Gpu gpu;
-  };
-  static Answer answers[128];
+  static KeptGpus gpus;
   static const Gpu kNoDevice = {.status = cudaErrorInvalidDevice};
-  if (device < 0 || device >= static_cast<int>(std::size(answers))) return kNoDevice;
-  Answer& answer = answers[device];
-  std::call_once(answer.asked, [&] { answer.gpu = describe_gpu(device); });
-  return answer.gpu;
+  if (device < 0 || device >= KeptGpus::kMost) return kNoDevice;
+  return gpus.of(device, [&] { return describe_gpu(device); });
 }
 
 const char* take_error(Status status) {

@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from build_support.plan import LIBRARY, make_plans
+from support.readme import readme_program
 
 pytestmark = pytest.mark.xdist_group("delivery")  # one build for all of them
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,10 +58,17 @@ PIP = (sys.executable, "-m", "pip")
 OFFLINE = ("--disable-pip-version-check", "--no-index")
 
 
+def without_network() -> tuple[str, ...]:
+    """What starts a command in a network of its own, where the system lets users have one."""
+    prefix = ("unshare", "--map-root-user", "--net")
+    allowed = shutil.which("unshare") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
+    return prefix if allowed else ()
+
+
 def make_wheel(sdist: Path, folder: Path, **variables: str) -> str:
     """Returns pip's log, which has what the build prints."""
     options = (*OFFLINE, "--no-build-isolation", "--no-deps", "--wheel-dir", folder, "--log", folder / "log")
-    run(*PIP, "wheel", *options, sdist, cwd=folder, **variables)
+    run(*without_network(), *PIP, "wheel", *options, sdist, cwd=folder, **variables)
     return (folder / "log").read_text()
 
 
@@ -94,6 +103,14 @@ def test_the_wheel_verifies_in_a_fresh_environment(fresh_python):
     assert "keep the rule" in run(fresh_python, "-m", "flash_attn_ext", "verify", "--device", "cpu", cwd=folder)
 
 
+def test_the_wheel_needs_nothing_on_the_path(fresh_python, tmp_path):
+    """Neither a compiler nor nvcc nor any variable: the Python of README runs."""
+    (tmp_path / "program.py").write_text(readme_program(), encoding="utf-8")
+    command = [fresh_python, "-B", "program.py"]
+    process = subprocess.run(command, cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+
+
 def test_the_wheel_has_one_library_and_one_glue(fresh_python):
     names = sorted(path.name for path in installed(fresh_python).glob("*.so"))
     assert names == [make_plans()[0].glue_name, LIBRARY]
@@ -117,6 +134,28 @@ def test_a_torch_without_a_glue_is_told_which_there_are(fresh_python):
     assert f"no C++ extension for PyTorch 99.0.0 and Python {platform.python_version()}" in message
     assert f"only for PyTorch {minor} and this Python" in message
     assert f"\n    FLASH_ATTN_EXT_KERNEL_OBJECTS={package / LIBRARY} {fresh_python} -m pip install" in message
+
+
+WHICH_GLUE = """
+import sys, torch
+torch.__version__ = sys.argv[1]
+import flash_attn_ext
+print(flash_attn_ext._C.__file__)
+"""
+
+
+def test_an_upgrade_and_a_downgrade_of_torch_in_place(fresh_python):
+    """Of an installation with a glue for both: each time that for the torch at hand is loaded."""
+    package = installed(fresh_python)
+    own = make_plans()[0].glue_name
+    other = f"_C.torch-99.1{sysconfig.get_config_var('EXT_SUFFIX')}"
+    os.link(package / own, package / other)
+    try:
+        for version, name in ((torch.__version__, own), ("99.1.0", other), (torch.__version__, own)):
+            loaded = run(fresh_python, "-c", WHICH_GLUE, version, cwd=package.parent.parent).strip()
+            assert loaded == str(package / name)
+    finally:
+        (package / other).unlink()
 
 
 def test_a_source_install_takes_the_kernels_of_the_wheel(sdist, fresh_python, tmp_path):

@@ -1,6 +1,7 @@
 """The library of kernels needs neither torch nor Python, and `import flash_attn_ext` says what is wrong with a library
 and an extension that do not fit."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import torch
 import flash_attn_ext
 from build_support import build, plan
 from flash_attn_ext import _load
+from flash_attn_ext.cli.machine import installation as installation_of_this_process
 from support.forks import run_forked
 from support.host_programs import run_host_program
 
@@ -50,6 +52,22 @@ def test_a_program_without_torch_runs_the_kernels(tmp_path):
     run_host_program(Path(__file__).with_name("library_program.cpp"), tmp_path, *linked)
 
 
+def test_gpus_that_the_library_knows(tmp_path):
+    """A failure to describe a GPU is not kept, and a GPU without code is known before a launch."""
+    run_host_program(Path(__file__).with_name("known_gpus.cpp"), tmp_path)
+
+
+@pytest.mark.parametrize("option", ["-D_GLIBCXX_USE_CXX11_ABI=0", "-D_GLIBCXX_DEBUG"])
+def test_layouts_other_than_those_of_torch_do_not_compile(option):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    command = [compiler, "-std=c++20", "-fsyntax-only", option, "-I", plan.ROOT / plan.INCLUDE_ROOT]
+    command += ["-x", "c++", plan.ROOT / plan.INCLUDE_ROOT / plan.INTERFACE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and "std::string has to be PyTorch's" in done.stderr
+
+
 @pytest.fixture
 def installation(tmp_path) -> Path:
     """A copy of the package, so far as `import` gets before it fails."""
@@ -81,6 +99,14 @@ def test_other_copies_on_the_path_are_named(installation):
     assert f"Python's path has other copies: {PACKAGE}" in import_error(installation)
 
 
+def test_other_copies_are_known_where_this_one_works(tmp_path, monkeypatch):
+    """`info` lists them."""
+    (tmp_path / "flash_attn_ext").mkdir()
+    (tmp_path / "flash_attn_ext" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert str(tmp_path / "flash_attn_ext") in installation_of_this_process()["other_copies"]
+
+
 def test_an_installation_for_other_versions_of_torch(installation):
     """It says which they are, in their order."""
     for version in ("9.10", "9.9"):
@@ -99,6 +125,15 @@ def test_an_installation_for_another_python(installation):
 def test_an_extension_without_its_library(installation):
     shutil.copy2(GLUE, installation)
     assert f"{_load.LIBRARY}: cannot open shared object file" in import_error(installation)
+
+
+def test_the_library_beside_the_extension_comes_before_others(tmp_path):
+    """Those in LD_LIBRARY_PATH too, which may have another installation."""
+    (tmp_path / _load.LIBRARY).write_bytes(b"no library")
+    program = "import torch, flash_attn_ext; print(flash_attn_ext.__file__)"
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    process = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert process.stdout.strip() == str(PACKAGE / "__init__.py"), process.stderr
 
 
 def test_an_extension_with_the_library_of_another_version(installation):

@@ -14,31 +14,9 @@ import pytest
 
 from support import libraries
 from support.forks import run_forked
+from support.readme import ROOT, code_of, page, readme_program
 
-ROOT = Path(__file__).resolve().parents[2]
-
-# What the short pieces of README take as given.
-PRELUDES = {
-    "README.md": """
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-name = "tiny"
-sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
-LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(name)
-model, x = torch.nn.TransformerEncoderLayer(64, 4, 64, dropout=0.0, batch_first=True), torch.randn(2, 30, 64)
-q, k, v = torch.randn(3, 2, 4, 30, 16)
-""",
-}
 CHECKS = {
-    "README.md": """
-assert llm(torch.zeros(1, 5, dtype=torch.long)).logits.isfinite().all()
-assert llm.config._attn_implementation == "fused_ext"
-assert torch.nn.attention.current_flash_attention_impl() == "flash_attn_ext"
-assert flash_attn_func.__module__.startswith("flash_attn_ext.")
-assert all(weight.grad is not None for weight in model.parameters())
-assert out.shape == q.shape
-""",
     "docs/quickstart.md": """
 assert slopes.grad.isfinite().all() and cache_lengths.tolist() == [1, 701, 32, 2049] and step.isfinite().all()
 assert (out[1024:].transpose(0, 1) - padded[1, :, :700]).abs().max() < 1e-5
@@ -85,14 +63,6 @@ assert qkv.grad[is_token].abs().amax(dim=(1, 2, 3)).min() > 0 and not qkv.grad[~
 PAGES_WITH_OTHER_TESTS = {"docs/transformers.md", "docs/tools.md", "docs/many_gpus.md", "docs/recipes.md"}
 
 
-def code_of(text: str, language: str = "python") -> str:
-    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-
-
-def page(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
-
-
 def write_program(code: str, folder: Path) -> Path:
     program = folder / "program.py"
     program.write_text(code, encoding="utf-8")
@@ -107,12 +77,16 @@ def run(code: str, folder: Path) -> None:
 def test_no_page_with_python_is_left_out():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     with_python = {path.relative_to(ROOT).as_posix() for path in pages if code_of(path.read_text(encoding="utf-8"))}
-    assert with_python == PAGES_WITH_OTHER_TESTS | set(CHECKS)
+    assert with_python == PAGES_WITH_OTHER_TESTS | set(CHECKS) | {"README.md"}
+
+
+def test_python_of_readme_runs(tmp_path):
+    run(readme_program(), tmp_path)
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_python_of_a_page_runs(name, tmp_path):
-    run(PRELUDES.get(name, "") + code_of(page(name)) + CHECKS[name], tmp_path)
+    run(code_of(page(name)) + CHECKS[name], tmp_path)
 
 
 def test_the_program_for_many_gpus_runs_in_two_processes(tmp_path):

@@ -210,10 +210,18 @@ def test_the_build_says_how_long_it_takes_where_ninja_can_estimate_it(tmp_path, 
     assert toolchain.ninja_status(str(ninja)) == status
 
 
-def test_cuda_home_wins_over_the_path(tmp_path):
+def test_cuda_home_wins_over_the_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(toolchain.platform, "machine", lambda: "x86_64")
     binary = make_tool(tmp_path / "bin", "nvcc", BANNER)
     assert toolchain.find_nvcc({"CUDA_HOME": str(tmp_path)}) == Nvcc(binary, "13.0", "release 13.0, V13.0.88")
     assert toolchain.find_nvcc({"CUDA_HOME": str(tmp_path / "elsewhere")}) is None
+
+
+def test_objects_of_another_machine_have_other_names(tmp_path, monkeypatch):
+    """The release is part of their names, and folders of objects are copied between machines."""
+    make_tool(tmp_path / "bin", "nvcc", BANNER)
+    monkeypatch.setattr(toolchain.platform, "machine", lambda: "aarch64")
+    assert toolchain.find_nvcc({"CUDA_HOME": str(tmp_path)}).release == "release 13.0, V13.0.88 for aarch64"
 
 
 def test_a_banner_that_cannot_be_read_is_shown(tmp_path):

@@ -72,13 +72,14 @@ void apply_intervals(const attention::RowIntervals& intervals, const attention::
                      const Real* added, Real* hidden) {
   constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
   const int32_t* row = intervals.row(sequence, run.first.head, run.first.query);
-  std::array<attention::Interval, attention::RowIntervals::kMost> seen;
+  std::array<attention::Interval, attention::RowIntervals::kMost> seen;  // by their begin
   for (int m = 0; m < intervals.count; ++m) {
     const auto within = [&](int64_t key) { return std::clamp<int64_t>(key - run.first.key, 0, run.count); };
-    seen[m] = {within(row[2 * m]), within(row[2 * m + 1])};
+    const attention::Interval interval = {within(row[2 * m]), within(row[2 * m + 1])};
+    int place = m;
+    for (; place > 0 && interval.begin < seen[place - 1].begin; --place) seen[place] = seen[place - 1];
+    seen[place] = interval;
   }
-  std::sort(seen.begin(), seen.begin() + intervals.count,
-            [](const attention::Interval& a, const attention::Interval& b) { return a.begin < b.begin; });
   if (added != hidden) std::copy_n(added, run.count, hidden);
   int64_t done = 0;
   for (int m = 0; m < intervals.count; ++m) {

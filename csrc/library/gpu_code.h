@@ -1,0 +1,26 @@
+// Whether the library has code for a GPU. Without it a launch fails, whatever the call.
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+
+namespace flash_attn_ext::library {
+
+// archs: what the library was compiled for, such as "8.0;9.0a+PTX". Machine code runs on GPUs of its major version
+// whose minor version is the same or later, and PTX on every later GPU. gpu_code of cli/machine.py says which of both
+// it is.
+constexpr bool has_code_for(int major, int minor, std::string_view archs) {
+  while (!archs.empty()) {
+    const std::string_view arch = archs.substr(0, archs.find(';'));
+    archs.remove_prefix(std::min(archs.size(), arch.size() + 1));
+    const size_t dot = arch.find('.');
+    int arch_major = 0;
+    for (const char digit : arch.substr(0, dot)) arch_major = 10 * arch_major + (digit - '0');
+    const int arch_minor = arch[dot + 1] - '0';
+    if (major == arch_major && minor >= arch_minor) return true;
+    if (major > arch_major && arch.ends_with("+PTX")) return true;
+  }
+  return false;
+}
+
+}  // namespace flash_attn_ext::library

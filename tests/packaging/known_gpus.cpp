@@ -1,0 +1,53 @@
+// What the library keeps of GPUs, and for which of them it has code. Ends with how much of it is wrong.
+#include <cstdio>
+
+#include "library/gpu_code.h"
+#include "library/kept_gpus.h"
+
+namespace {
+
+using flash_attn_ext::library::Gpu;
+using flash_attn_ext::library::has_code_for;
+using flash_attn_ext::library::KeptGpus;
+
+int num_wrong = 0;
+
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "not so: %s\n", what);
+  ++num_wrong;
+}
+
+void check_kept_gpus() {
+  static KeptGpus gpus;
+  int num_asked = 0;
+  const auto answer = [&](int status, int major) {
+    return [&num_asked, status, major] {
+      ++num_asked;
+      return Gpu{.status = status, .major = major};
+    };
+  };
+  expect(gpus.of(3, answer(802, 0)).status == 802, "a failure is returned");
+  expect(gpus.of(3, answer(35, 0)).status == 35, "after a failure the next call asks again");
+  expect(gpus.of(3, answer(0, 9)).major == 9, "and gets the GPU once there is one");
+  expect(gpus.of(3, answer(35, 0)).major == 9 && num_asked == 3, "a GPU is kept");
+  expect(gpus.of(4, answer(0, 8)).major == 8 && gpus.of(3, answer(0, 1)).major == 9, "each device has its own");
+}
+
+void check_code() {
+  expect(has_code_for(8, 0, "8.0;9.0a") && has_code_for(8, 9, "8.0;9.0a"), "machine code runs on later minor versions");
+  expect(has_code_for(9, 0, "8.0;9.0a"), "9.0a is for 9.0");
+  expect(!has_code_for(8, 0, "8.6"), "machine code does not run on earlier minor versions");
+  expect(!has_code_for(10, 0, "8.0;9.0a"), "machine code does not run on another major version");
+  expect(has_code_for(10, 0, "8.0;9.0a+PTX") && has_code_for(12, 1, "8.0+PTX"), "PTX is for all later GPUs");
+  expect(!has_code_for(8, 0, "9.0a+PTX") && !has_code_for(8, 0, "8.6+PTX"), "PTX is not for earlier ones");
+  expect(has_code_for(12, 1, "12.0") && !has_code_for(12, 0, "12.1"), "a major version may have two digits");
+}
+
+}  // namespace
+
+int main() {
+  check_kept_gpus();
+  check_code();
+  return num_wrong;
+}
