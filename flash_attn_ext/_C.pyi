@@ -181,8 +181,8 @@ def attention_explain(problem: _Problem, /) -> list[tuple[Backend, list[str]]]:
     """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
 
 def attention_plan(output_mask: Sequence[bool], problem: _Problem, /) -> tuple[str, str]:
-    """The plans of both passes, as JSON objects: the fields of ``_explanation.Plan`` that apply, by name. They are those
-    of the backend that the problem names, which need not be able to run here, or else of the one that runs it.
+    """The plans of both passes, as JSON objects: the fields of ``_explanation.Plan`` that apply, by name. They are
+    those of the backend that the problem names, which need not be able to run here, or else of the one that runs it.
     output_mask: the gradients asked for, as in ``attention_backward``."""
 
 def look_up(table: Tensor, entries: Tensor) -> Tensor:
