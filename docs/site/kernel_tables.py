@@ -208,7 +208,7 @@ TABLES = {
                 "dP of the next tile of keys is computed while dQ of this one is, as S is",
             ),
             Note(
-                "dQ from stored tiles",
+                "dQ from materialised tiles",
                 is_set("dq_from_tiles"),
                 "the score kernel runs instead of the dQ kernel, and slices of all operands share stages",
             ),

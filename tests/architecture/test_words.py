@@ -21,6 +21,8 @@ def test_sources_and_documents_use_the_fields_words():
         ("A call takes the Extended\none.", "1: 'the Extended'"),
         ("// BiasMask kernels: TMA loads the bias.", "1: 'BiasMask kernels'"),
         ("Tall kernels have three warpgroups.", "1: 'Tall kernels'"),
+        ("A bias of diagonals has\none number for each diagonal.", "1: 'bias of diagonals'"),
+        ("dQ is a GEMM of stored tiles.", "1: 'stored tiles'"),
     ],
 )
 def test_an_own_word_is_found(text, found):
@@ -49,6 +51,7 @@ def test_other_words_pass(text):
         ("// The turns of two.\nTurns turns_{2};", "2: Turns"),
         ("struct BackwardProductKernel;", "1: BackwardProductKernel"),
         ("bool kStagesTerms;", "1: kStagesTerms"),
+        ("struct DiagonalBands;", "1: DiagonalBands"),
     ],
 )
 def test_an_own_word_in_an_identifier_is_found(code, found):

@@ -43,7 +43,7 @@ FIELD_WORDS = {
     r"storing kernels?": "two-pass",
     r"few-queries kernels?": "query-stationary",
     r"all-keys kernels?": "single-tile",
-    r"stored (scores?|P|dS|matrix|matrices)": "materialised",
+    r"stored (scores?|P|dS|matrix|matrices|tiles?)": "materialised",
     r"(d?bias(es)?|boxes|bands?) of diagonals|numbers? for (each|a) diagonal": "relative-position bias, block diagonal",
 }
 # The same for identifiers in C++, of which the words are separated and in lower case: kPartKeys is "part keys". Some of

@@ -15,7 +15,7 @@ inline constexpr int64_t kLargestTwoPassHeadDim = 512;
 // is computed while dQ is, so that K needs two stages.
 //
 // Above head dim 256 the accumulators of dQ do not fit beside those of S and dP. The score kernel then only
-// materialises P and dS, and dQ is a GEMM of stored tiles, as dK and dV are.
+// materialises P and dS, and dQ is a GEMM of materialised tiles, as dK and dV are.
 struct TwoPassConfig {
   HeadDims dims;
   ScoreMode score = ScoreMode::kScaleOnly;

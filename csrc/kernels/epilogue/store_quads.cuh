@@ -21,7 +21,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
   }
 }
 
-// For 16-bit elements, and targets that are known to be in chunks. Rows of 16 columns are written as whole sectors of
+// Takes 16-bit elements, and targets that are known to be in chunks. Rows of 16 columns are written as whole sectors of
 // 32 bytes.
 template <class Element, class Acc>
 __device__ __forceinline__ void store_whole_quads(const OutputRows<Element>& target, const Acc& acc) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_whole_quads(const OutputRows<Element>& tar
   }
 }
 
-// For any target.
+// Takes any target.
 template <class Element, class Acc>
 __device__ __forceinline__ void store_quads(const OutputRows<Element>& target, const Acc& acc) {
   if (target.in_chunks()) {
@@ -90,13 +90,13 @@ __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& targ
   return any;
 }
 
-// For targets that are known to be in chunks, which takes much less code.
+// Takes targets that are known to be in chunks, with much less code.
 template <class Element, class Acc>
 __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc) {
   return store_row_chunks(target, acc, [](int r) { return Acc::row(r); });
 }
 
-// For any target.
+// Takes any target.
 template <class Element, class Acc>
 __device__ __forceinline__ bool store_row_quads(const OutputRows<Element>& target, const Acc& acc) {
   const bool in_chunks = target.in_chunks();

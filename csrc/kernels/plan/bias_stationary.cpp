@@ -91,7 +91,7 @@ BackwardPlan plan_backward_bias_stationary(const BackwardParams& p, const Limits
   plan.writes_dbias_once = true;
   if (!p.dbias.per_batch) {
     const int64_t scores = config.tile.queries * config.tile.keys;
-    parts.dbias_parts = append(parts.bytes, plan.persistent_ctas * scores * int64_t{sizeof(float)});
+    parts.dbias_partials = append(parts.bytes, plan.persistent_ctas * scores * int64_t{sizeof(float)});
   }
   return plan;
 }

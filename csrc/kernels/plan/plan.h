@@ -194,7 +194,7 @@ struct BackwardPlan {
     WorkspacePart alibi_partials;
     // Partial dBias of each CTA (kBiasStationary), split of the batch entries (kOverBatch), or block
     // diagonal and split (kRelative, kRelativeOverBatch).
-    WorkspacePart dbias_parts;
+    WorkspacePart dbias_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
     WorkspacePart
@@ -235,7 +235,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& params, const Limi
 BackwardPlan plan_backward_sm80(const attention::BackwardParams& params, const Limits& limits);
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& params, const Limits& limits);
 BackwardPlan plan_backward_sm90(const attention::BackwardParams& params, const Limits& limits);
-// Of any GPU backend.
+// The plan of forward mode, on any GPU backend.
 TangentPlan plan_tangents(const attention::TangentParams& params, const Limits& limits);
 
 // Appends a part of `bytes`. total: the bytes of all parts so far.

@@ -299,7 +299,7 @@ Report report(const BackwardPlan& plan) {
                  {"mask tiles", workspace.mask_tiles},
                  {"mask bits", workspace.mask_bits},
                  {"ALiBi partial sums", workspace.alibi_partials},
-                 {"partial dBias", workspace.dbias_parts},
+                 {"partial dBias", workspace.dbias_partials},
                  {"boxes of the relative-position bias", workspace.bias_boxes},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},

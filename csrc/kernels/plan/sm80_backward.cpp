@@ -274,7 +274,7 @@ void plan_relative_dbias(BackwardPlan& plan, const BackwardParams& p, const Limi
 void divide_relative_dbias(BackwardPlan& plan, const BackwardParams& p, int tile, int64_t ctas) {
   const int64_t ctas_of_split = BlockDiagonals::of(p, tile, 1).num_ctas();
   plan.dbias_splits = count_dbias_splits(p, ctas, ctas_of_split);
-  plan.workspace.dbias_parts = append(plan.workspace.bytes, BlockDiagonals::of(p, tile, plan.dbias_splits).bytes());
+  plan.workspace.dbias_partials = append(plan.workspace.bytes, BlockDiagonals::of(p, tile, plan.dbias_splits).bytes());
 }
 
 BackwardPlan plan_backward_sm80(const BackwardParams& p, const Limits& limits) {

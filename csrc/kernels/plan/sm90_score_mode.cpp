@@ -9,6 +9,11 @@ namespace {
 // Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
 bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
 
+// Whether nothing but a scale of any sign changes scores, and no weight is dropped.
+bool only_scales_scores(const attention::ScoreMod& mod, const attention::Dropout& dropout) {
+  return mod.plain() && !dropout.enabled();
+}
+
 }  // namespace
 
 bool has_bias_boxes(const attention::BroadcastView& bias) {
@@ -20,15 +25,16 @@ bool has_bias_boxes(const attention::BroadcastView& bias) {
 }
 
 bool has_causal_alibi(const attention::AttentionParams& p) {
-  const attention::ScoreMod& mod = p.score_mod;
-  const bool has_more = mod.softcap != 0.0 || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
-  return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
+  attention::ScoreMod others = p.score_mod;
+  others.alibi = {};
+  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout) && others.scale > 0.0 &&
+         p.visibility.right == 0;
 }
 
 bool has_only_softcap(const attention::AttentionParams& p) {
-  const attention::ScoreMod& mod = p.score_mod;
-  const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
-  return mod.softcap != 0.0 && !has_more;
+  attention::ScoreMod others = p.score_mod;
+  others.softcap = 0.0;
+  return p.score_mod.softcap != 0.0 && only_scales_scores(others, p.dropout);
 }
 
 ScoreMode score_mode_sm90(const attention::AttentionParams& p) {

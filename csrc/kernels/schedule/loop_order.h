@@ -27,7 +27,7 @@
 // key tile j belongs to phase j mod 2^n, and in cyclic order the phases run one after the other.
 //
 //  ascending   From the first query tile that sees the key tile to the last; the last key tile is fetched first. Causal
-//              key tiles start together, each two query tiles behind the one that was fetched before it, and end
+//              key tiles start together, each two query tiles after the one that was fetched before it, and end
 //              staggered.
 //  descending  From the last query tile to the first; the first key tile is fetched first. Causal key tiles start
 //              staggered and end together. Every second pair of an L2 head group is descending: its staggered start
@@ -56,7 +56,7 @@ struct LoopOrder {
   static constexpr int kKeys = 128;           // keys of a key tile
   static constexpr int kQueries = 64;         // queries of a query tile
   static constexpr int kKeyWarpgroups = 2;    // of a CTA; each has 64 keys of the key tile
-  static constexpr int64_t kWorkBytes = 112;  // of KeyTileWork, what a kernel is told about a key tile
+  static constexpr int64_t kWorkBytes = 112;  // of a KeyTileWork, which describes a key tile to a kernel
 
   uint32_t pairs = 0;            // numbered (batch entry * key heads + key head) * kv_group_shares + share
   uint32_t kv_group_shares = 1;  // into which the query heads of a KV group are divided

@@ -59,7 +59,7 @@ struct MaterialisedTiles {
   void set_chunk(const attention::AttentionParams& p, int begin, int end) {
     chunk_begin = begin;
     chunk_end = end;
-    // In a packed batch, the second row of a sequence's last CTA may lie behind the query chunk.
+    // In a packed batch, the second row of a sequence's last CTA may come after the query chunk.
     const int last = std::min(end + (p.sequences.cu_seqlens_q == nullptr ? 0 : kBlockRows - 1), rows);
     in_matrix = std::max<int64_t>(before<int64_t>(last) - before<int64_t>(begin), 1);
   }

@@ -16,7 +16,7 @@
 namespace flash_attn_ext {
 
 struct QueryChunks {
-  static constexpr int64_t kWorkBytes = 128;  // of ChunkedKeyTileWork, what a kernel is told about a key tile
+  static constexpr int64_t kWorkBytes = 128;  // of a ChunkedKeyTileWork, which describes a key tile to a kernel
 
   int tiles = 0;  // query tiles of a chunk; 0: heads are not divided into chunks
   int count = 1;  // chunks of the longest sequence, and launches of a pair

@@ -130,7 +130,7 @@ __device__ __forceinline__ void for_each_bias_in_memory(const Tile& where, Funct
   });
 }
 
-// For kernels without a bias and a mask.
+// Stands for both in kernels without a bias and a mask.
 struct NoBiasMask {
   __device__ __forceinline__ void await() const {}
   template <bool kAny, class Tile, class Function>

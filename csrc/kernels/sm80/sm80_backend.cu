@@ -191,7 +191,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
   p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
   p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
   p.dq_splits = dq_splits_of(p, plan, workspace);
-  p.dbias_parts = plan.workspace.dbias_parts.in<float>(workspace);
+  p.dbias_partials = plan.workspace.dbias_partials.in<float>(workspace);
   if (!plan.workspace.materialised_scores.present()) return p;
   p.materialised = {.ds = plan.workspace.materialised_scores.in<void>(workspace),
                     .rows_are_keys = plan.kernels == BackwardKernels::kMaterialiseInDkdv,
@@ -255,14 +255,14 @@ cudaError_t run_separate_dbias(const attention::BackwardParams& params, const Ba
   BackwardParams p;
   static_cast<attention::BackwardParams&>(p) = params;
   p.delta = plan.workspace.delta.like(p.lse, workspace);
-  p.dbias_parts = plan.workspace.dbias_parts.in<float>(workspace);
+  p.dbias_partials = plan.workspace.dbias_partials.in<float>(workspace);
   switch (plan.dbias) {
     case BiasGradientSource::kOverBatch:
       return run_dbias_over_batch(p, plan, stream);
     case BiasGradientSource::kRelative:
-      return p.dbias_parts ? run_relative_dbias(p, plan, stream) : cudaSuccess;
+      return p.dbias_partials ? run_relative_dbias(p, plan, stream) : cudaSuccess;
     case BiasGradientSource::kRelativeOverBatch:
-      return p.dbias_parts ? run_relative_dbias_over_batch(p, plan, stream) : cudaSuccess;
+      return p.dbias_partials ? run_relative_dbias_over_batch(p, plan, stream) : cudaSuccess;
     default:
       return cudaSuccess;
   }

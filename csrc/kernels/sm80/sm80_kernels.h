@@ -32,7 +32,7 @@ struct BackwardParams : attention::BackwardParams {
   uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether its rows have a NaN
   uint8_t* dkdv_nan_flags = nullptr;  // the same for the dK/dV kernel
   common::AlibiPartials alibi_partials;
-  float* dbias_parts = nullptr;  // partial dBias (plan.workspace.dbias_parts)
+  float* dbias_partials = nullptr;  // partial dBias (plan.workspace.dbias_partials)
 };
 
 using plan::BackwardPlan;

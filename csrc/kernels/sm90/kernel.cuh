@@ -41,13 +41,36 @@ __device__ __forceinline__ void init_barriers(Shared& shared, const Arguments&..
   if (threadIdx.x == 0) shared.init(arguments...);
 }
 
+// The registers of a thread of each role.
+struct RoleRegisters {
+  int producer;
+  int consumer;
+};
+
+// A kernel whose warpgroup 0 is the producer, and whose other warpgroups are consumers. One thread runs the producer.
+// Roles are passed by their types: with lambdas instead, the instructions would be others.
+template <class Producer, class Consumer, RoleRegisters kRegisters>
+__device__ __forceinline__ void run_roles(const auto& args, auto& shared) {
+  const int warpgroup = warpgroup_number();
+  init_barriers(shared);
+  __syncthreads();
+  ptx::wait_for_kernel_before();
+  if (warpgroup == 0) {
+    ptx::release_registers<kRegisters.producer>();
+    if (uniform(tile::warp()) == 0 && ptx::elect()) Producer{args, shared}.run();
+  } else {
+    ptx::acquire_registers<kRegisters.consumer>();
+    Consumer{args, shared, warpgroup - 1}.run();
+  }
+}
+
 // Called beside init_barriers, by another warp that has nothing to do then.
 __device__ __forceinline__ void prefetch_descriptors(std::initializer_list<const TmaDescriptor*> operands) {
   if (threadIdx.x != 2 * tile::kWarpSize) return;
   for (const TmaDescriptor* operand : operands) ptx::prefetch_map(operand->map);
 }
 
-// Signals a barrier once for the warp. All its threads call it that have read, or written, what the barrier stands for.
+// Signals a barrier once for the warp. All its threads call it that have read or written the stage of the barrier.
 __device__ __forceinline__ void consumer_release(ptx::Barrier& barrier) {
   __syncwarp();
   if (tile::lane() == 0) ptx::arrive(barrier);

@@ -5,6 +5,7 @@
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/common/sums/sums.h"
 #include "kernels/config/sm90_forward.h"
+#include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"
@@ -32,7 +33,8 @@ cudaError_t run_planned(const attention::BackwardParams& params, const plan::Bac
   if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
     return backward_query_stationary<Element>(params, plan, workspace, stream);
   }
-  return backward_two_pass<Element>(params, plan, workspace, stream);
+  return kTwoPassConfigs[plan.row].dq_from_tiles ? backward_two_pass<Element, true>(params, plan, workspace, stream)
+                                                 : backward_two_pass<Element, false>(params, plan, workspace, stream);
 }
 
 // Writes the boxes of a relative-position bias, if the plan has them.

@@ -39,8 +39,9 @@ template <class Element>
 cudaError_t backward_query_stationary(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
                                       void* workspace, cudaStream_t stream);
 
-// The two-pass backward, with the gradient of a bias: dQ comes first, and materialises P and dS.
-template <class Element>
+// The two-pass backward, with the gradient of a bias: dQ comes first, and materialises P and dS. kDqFromTiles: the rows
+// of the table whose dQ comes from materialised tiles, which are instantiated apart from the others.
+template <class Element, bool kDqFromTiles>
 cudaError_t backward_two_pass(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream);
 

@@ -119,7 +119,7 @@ __device__ __forceinline__ bool tma_store_rows(const OutputRows<Element>& target
   const auto found = stage_rows<Element>(acc, staging, first_row);
   ptx::fence_stores();
   __syncwarp();
-  // The TMA leaves out rows behind the tensor's last one, but not those that belong to another sequence.
+  // The TMA leaves out rows after the tensor's last one, but not those that belong to another sequence.
   const bool whole = target.rows >= OutputMap::kRows || at.row + target.rows == map.rows;
   if (uniform(map.exists && whole) != 0) {  // otherwise ptxas keeps no pipeline stage of any loop in uniform registers
     if (tile::lane() == 0) {

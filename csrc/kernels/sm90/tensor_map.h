@@ -40,7 +40,7 @@ struct OutputMap {
   static constexpr int kRows = 16;
 
   TmaDescriptor boxes;
-  int rows;     // of the tensor; nothing is written behind them
+  int rows;     // of the tensor; nothing is written after them
   bool exists;  // the TMA can write the tensor
 };
 

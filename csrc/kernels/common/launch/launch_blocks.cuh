@@ -25,7 +25,7 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   return error;
 }
 
-// blocks x splits CTAs.
+// A grid of blocks x splits CTAs.
 struct Grid {
   static constexpr int64_t kMostSplits = 65535;  // CUDA's limit of gridDim.y
 

@@ -30,7 +30,7 @@ cudaError_t launch_block_table(const BlockTable& table, cudaStream_t stream);
 inline constexpr int64_t kShortMaskKeys = 64;
 cudaError_t pack_short_mask(attention::AttentionParams& params, void* bits, cudaStream_t stream);
 
-// For a mask that hides the same keys from all queries and heads, which most of the time is padding.
+// Where scan_key_mask() writes. Most masks that hide the same keys from all queries and heads are padding.
 struct KeyMaskMemory {
   uint8_t* tiles;
   void* bits;                         // null: not needed

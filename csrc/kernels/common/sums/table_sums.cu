@@ -1,8 +1,9 @@
 // Gradients of tables, in a fixed order and without atomics.
 //
-// Grid: one CTA for each (range of entries, row, split of the columns). A warp goes through consecutive columns, 32 at a
-// time, and adds them to sums of its own in shared memory. Lanes that have the same entry add one after the other. At
-// the end the CTA adds the sums of its warps, and a second kernel those of the splits. Bound: latency; a table is small.
+// Grid: one CTA for each (range of entries, row, split of the columns). A warp goes through consecutive columns, 32 at
+// a time, and adds them to sums of its own in shared memory. Lanes that have the same entry add one after the other. At
+// the end the CTA adds the sums of its warps, and a second kernel those of the splits. Bound: latency; a table is
+// small.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -7,7 +7,7 @@
 // shared memory, from which each warp computes 16 rows of dQ = scale * dS K.
 //
 // dBias is the sum of dS over batch entries. Each thread keeps the sums of its scores in registers, and writes them
-// once, at the end. sum_dbias_parts_kernel adds those of the CTAs of a head in a fixed order.
+// once, at the end. sum_dbias_partials_kernel adds those of the CTAs of a head in a fixed order.
 //
 // Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, the statistics of the queries, and dS. There are
 // three barriers for each sequence: its loads have arrived, its statistics are complete, and its dS is complete.
@@ -75,7 +75,7 @@ struct BackwardBiasStationaryKernel {
   __device__ __forceinline__ void run() {
     dbias.clear();
     iterate(batch_entries(p));
-    if (p.dbias_parts != nullptr) store_dbias_part();
+    if (p.dbias_partials != nullptr) store_dbias_partial();
   }
 
  private:
@@ -278,12 +278,12 @@ struct BackwardBiasStationaryKernel {
   }
 
   // Each thread stores a row of scores next to those of the other threads.
-  __device__ __forceinline__ void store_dbias_part() const {
-    auto* part = reinterpret_cast<float4*>(p.dbias_parts) + blockIdx.x * int64_t{Scores::kColumnTiles * kThreads};
+  __device__ __forceinline__ void store_dbias_partial() const {
+    auto* partial = reinterpret_cast<float4*>(p.dbias_partials) + blockIdx.x * int64_t{Scores::kColumnTiles * kThreads};
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
       const float(&c)[4] = dbias.c[0][j];
-      part[j * kThreads + threadIdx.x] = {c[0], c[1], c[2], c[3]};
+      partial[j * kThreads + threadIdx.x] = {c[0], c[1], c[2], c[3]};
     }
   }
 };
@@ -298,23 +298,24 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kCtasPerSm)
   kernel.run();
 }
 
-// Sums the parts of dBias. Grid: one CTA for each head of the bias and each pair of a thread's rows of scores. Each
-// thread adds four scores of all parts in order, and then those of the other heads where the bias is the same for all.
+// Sums the partial dBias of CTAs. Grid: one CTA for each head of the bias and each pair of a thread's rows of scores.
+// Each thread adds four scores of all CTAs of a head in order, and then those of the other heads where the bias is the
+// same for all.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads)
-    sum_dbias_parts_kernel(const __grid_constant__ BackwardParams p, int parts) {
+    sum_dbias_partials_kernel(const __grid_constant__ BackwardParams p, int partials) {
   using Scores = typename Kernel::Scores;
   ptx::wait_for_kernel_before();
   const int64_t bias_head = blockIdx.y;
   const int j = static_cast<int>(blockIdx.x);
   const auto heads = static_cast<int>(p.num_heads_q);
-  const auto* own = reinterpret_cast<const float4*>(p.dbias_parts) + j * Kernel::kThreads + threadIdx.x;
-  constexpr int64_t kPart = Scores::kColumnTiles * Kernel::kThreads;
+  const auto* own = reinterpret_cast<const float4*>(p.dbias_partials) + j * Kernel::kThreads + threadIdx.x;
+  constexpr int64_t kPartial = Scores::kColumnTiles * Kernel::kThreads;
   float4 sum = {};
   for (int head = p.dbias.per_head ? bias_head : 0; head < (p.dbias.per_head ? bias_head + 1 : heads); ++head) {
 #pragma unroll 8
-    for (int part = 0; part < parts; ++part) {
-      const float4 value = own[(int64_t{part} * heads + head) * kPart];
+    for (int cta = 0; cta < partials; ++cta) {
+      const float4 value = own[(int64_t{cta} * heads + head) * kPartial];
       sum = {sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w};
     }
   }
@@ -344,12 +345,12 @@ cudaError_t backward_bias_stationary(const BackwardParams& p, const BackwardPlan
     };
     const cudaError_t repair =
         common::repair_gradients<Element>(p, flagged(Rows::kQueries), flagged(Rows::kKeys), stream);
-    if (repair != cudaSuccess || p.dbias_parts == nullptr) return repair;
+    if (repair != cudaSuccess || p.dbias_partials == nullptr) return repair;
     const common::EarlyLaunch sums = {.blocks = Kernel::Scores::kColumnTiles,
                                       .threads = Kernel::kThreads,
                                       .slices = static_cast<int>(p.dbias.per_head ? p.num_heads_q : 1)};
-    const auto parts = static_cast<int>(plan.persistent_ctas / p.num_heads_q);
-    return common::launch_early(sum_dbias_parts_kernel<Kernel>, sums, stream, p, parts);
+    const auto partials = static_cast<int>(plan.persistent_ctas / p.num_heads_q);
+    return common::launch_early(sum_dbias_partials_kernel<Kernel>, sums, stream, p, partials);
   });
 }
 

@@ -112,11 +112,11 @@ cudaError_t relative_dbias(const BackwardParams& p, const BackwardPlan& plan, cu
     if constexpr (kDqConfigs[kRow].head_dim == head_dim()) {
       using Kernel = RelativeDbiasKernel<Element, head_dim()>;
       const RelativeDbiasParams params = {Kernel::make_params(p, DscoreSum::kBias),
-                                          BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_parts};
-      if (params.blocks.bytes() != plan.workspace.dbias_parts.bytes) return cudaErrorInvalidValue;
+                                          BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_partials};
+      if (params.blocks.bytes() != plan.workspace.dbias_partials.bytes) return cudaErrorInvalidValue;
       const cudaError_t error = launch<Kernel>(relative_dbias_kernel<Kernel>, params, params.blocks.num_ctas(), stream);
       if (error != cudaSuccess) return error;
-      return combine_block_diagonals<Element>({p, params.blocks, p.dbias_parts}, stream);
+      return combine_block_diagonals<Element>({p, params.blocks, p.dbias_partials}, stream);
     } else {
       return cudaErrorInvalidValue;
     }

@@ -1,5 +1,4 @@
-// What a forward kernel is told, beside what the host tells every backend, what it is compiled for, and what lies in
-// its shared memory.
+// Arguments, traits and shared memory of the forward kernel.
 #pragma once
 
 #include <cuda_bf16.h>

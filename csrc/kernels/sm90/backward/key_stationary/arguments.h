@@ -190,7 +190,7 @@ struct KeyStationaryArguments {
   FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return order.num_work_tiles(); }
 };
 
-// Of the kernels for query chunks. `order` has the pairs of the launch only.
+// Arguments of the kernels for query chunks. `order` has the pairs of the launch only.
 struct ChunkedKeyStationaryArguments : KeyStationaryArguments {
   QueryChunks chunks;
   LoopOrder::KeyTiles key_tiles;  // that take part in the launch

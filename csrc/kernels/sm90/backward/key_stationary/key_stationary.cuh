@@ -16,7 +16,7 @@
 // query tile has reached the CTA's rank. It then stores the partial dQ if its rank is 0, else adds it by TMA
 // (cp.reduce.async.bulk), and raises the semaphore. The last contributor needs no reducer: its dQ warpgroup adds the
 // accumulator to the partial dQ in registers, and writes dQ. Where dQ is pre-signalled
-// (KeyStationaryConfig::pre_signals_dq), the reducer is told the accumulator and the rank before the GEMM of dQ is
+// (KeyStationaryConfig::pre_signals_dq), the reducer gets the accumulator and the rank before the GEMM of dQ is
 // complete. It then waits for the semaphore while dQ is computed. The order of additions is the same.
 //
 // Shared memory: pipelines of K, of V, of Q and dO, of dS, and of partial dQ on its way to memory

@@ -210,7 +210,7 @@ struct KeyWarpgroup {
     }
   }
 
-  // If there is no next iteration, the GEMM is wasted on whatever lies in the stage.
+  // If there is no next iteration, the GEMM is wasted on whatever is in the stage.
   __device__ __forceinline__ void issue_qk_gemm(const typename Shared::QueryState& of, bool is_there) {
     if (is_there) shared.q_pipeline.consumer_wait(of);
     const auto q = tile::SmemOperand(shared.q[0]).after(of.stage);

@@ -262,7 +262,7 @@ struct KeyStationaryProducer {
       k_state.advance();
     }
     if constexpr (Traits::kBiased) {
-      // The bias lies where the iteration's dS will be. That stage is empty soon after the one of Q.
+      // The bias is where the iteration's dS will be. That stage is empty soon after the one of Q.
       shared.dscore_pipeline.producer_acquire(q_state);
       const int query = to.query_tile * Traits::kQueries;
       shared.dscores[q_state.stage].copy(

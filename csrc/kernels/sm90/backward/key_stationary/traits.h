@@ -1,4 +1,4 @@
-// What a key-stationary backward kernel is compiled for, and its shared memory.
+// Traits and shared memory of the key-stationary backward kernel.
 #pragma once
 
 #include <type_traits>
@@ -77,7 +77,7 @@ struct KeyStationaryTraits {
   using VTile = tile::SmemTile<Element, kKeys, kDims.v>;
   using DscoreTile = tile::SmemTile<Element, kQueries, kKeys>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
-  // Of a query tile (KeyStationaryWorkspace).
+  // The statistics of a query tile (KeyStationaryWorkspace).
   using AugmentedColumns = KeyStationaryWorkspace::AugmentedColumns<Element>;
   using Statistics = std::conditional_t<kConfig.adds_statistics, AugmentedColumns[2], float[kBiased ? 3 : 2][kQueries]>;
 

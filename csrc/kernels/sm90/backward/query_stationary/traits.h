@@ -1,5 +1,5 @@
-// What a query-stationary backward kernel is told and compiled for, and its shared memory. The key tiles of all pairs,
-// each of a head and a batch entry, form one work list, and each CTA has a range of it.
+// Arguments, traits and shared memory of the query-stationary backward kernel. The key tiles of all pairs, each of a
+// head and a batch entry, form one work list, and each CTA has a range of it.
 #pragma once
 
 #include <cstdint>

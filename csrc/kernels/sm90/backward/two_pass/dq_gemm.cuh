@@ -5,7 +5,7 @@
 //  The others   64 queries each: sums over the keys that they see, in ascending order, in registers.
 //
 // It is the GEMM kernel of dK with the roles of queries and keys exchanged: a step has 64 keys, and a warpgroup has a
-// stored tile of its own queries in it, which is read as it is.
+// materialised tile of its own queries in it, which is read as it is.
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
@@ -48,7 +48,7 @@ struct DqGemmWork {
   int begin;  // key tiles [begin, end) that any of the queries sees
   int end;
   TileRange own[kWarpgroups];  // those that the queries of each warpgroup see
-  int stored[kWarpgroups];     // each warpgroup's first stored tile
+  int stored[kWarpgroups];     // each warpgroup's first materialised tile
   // Queries from each warpgroup's first one to the sequence's end. At most 0 where there are none, or where the row of
   // tiles belongs to another launch.
   int rows[kWarpgroups];
@@ -111,17 +111,11 @@ struct DqGemmProducer {
     const int begin = args.tiles.begin_of(first_row);  // the query tiles of the launch
     const int end = args.tiles.end_of(first_row);
     if (first >= num_queries || tile + Traits::kWarpgroups <= begin || tile >= end) return false;
-    work.batch = static_cast<int>(at.batch);
-    work.key_head = static_cast<int>(at.key_head);
-    work.head_of_group = static_cast<int>(at.head_of_group);
-    work.head = static_cast<int>(at.key_head * args.schedule.group + at.head_of_group);
-    work.query_begin = static_cast<int>(sequence.query_begin);
-    work.key_begin = static_cast<int>(sequence.key_begin);
+    describe_head(work, args.schedule, at, sequence);
     work.first_column = static_cast<int>(at.slice) * Traits::kColumns;
     work.tile = tile;
     const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
-    const int head_of_launch =
-        args.tiles.matrix(p, sequence, work.key_head) * static_cast<int>(args.schedule.group) + work.head_of_group;
+    const int head_of_launch = args.head_of_launch(sequence, work.key_head, work.head_of_group);
     const SeenTiles seen = SeenTiles::of(p.visibility, sequence, args.tiles);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1

@@ -1,5 +1,5 @@
 // The producer thread of the GEMM kernel: it fetches work tiles, finds which queries see the keys of each one, and
-// issues the copies of stored tiles and of the dO or Q that they are multiplied with.
+// issues the copies of materialised tiles and of the dO or Q that they are multiplied with.
 #pragma once
 
 #include "kernels/schedule/block.cuh"
@@ -126,22 +126,22 @@ struct GemmProducer {
       const TileRange keys = seen.keys_of(tile);
       const int first = max(keys.begin, work.tile);
       const int count = min(keys.end, work.tile + Traits::kWarpgroups) - first;
-      int stored_tile = first_stored(work, tile) + first - keys.begin;
+      int materialised_tile = first_stored(work, tile) + first - keys.begin;
 #pragma unroll 1
       for (int head_of_group = 0; head_of_group < group; ++head_of_group) {
         shared.pipeline.producer_acquire(state);
         ptx::Barrier& full = shared.pipeline.full[state.stage];
         ptx::arrive_expecting(full, count * kTileBytes + RightTile<kWidth>::kBytes);
-        ptx::copy_bytes(&shared.left[state.stage][first - work.tile], stored + MaterialisedTiles::offset(stored_tile),
-                        count * kTileBytes, full);
+        ptx::copy_bytes(&shared.left[state.stage][first - work.tile],
+                        stored + MaterialisedTiles::offset(materialised_tile), count * kTileBytes, full);
         copy_right<kWidth>(work, operand, tile, head_of_group);
-        stored_tile += static_cast<int>(args.tiles.in_matrix);
+        materialised_tile += static_cast<int>(args.tiles.in_matrix);
         state.advance();
       }
     }
   }
 
-  // The first stored tile of a query tile, in the KV group's first head.
+  // The first materialised tile of a query tile, in the KV group's first head.
   __device__ __forceinline__ int first_stored(const Work& work, int tile) const {
     return work.stored + args.tiles.before(work.row + tile);
   }

@@ -75,7 +75,7 @@ struct GemmWarpgroup {
     drain(iterations - before - steps);
   }
 
-  // Iterates over stored tiles, where a mask may hide whole tiles. The producer says for each iteration which
+  // Iterates over materialised tiles, where a mask may hide whole tiles. The producer says for each iteration which
   // warpgroups have one.
   template <int kWidth>
   __device__ __forceinline__ void iterate_stored(Sums<kWidth>& sums) {
@@ -121,8 +121,9 @@ struct GemmWarpgroup {
     state.advance();
   }
 
-  // The rows of the sums are keys in the order of stored tiles (MaterialisedTiles). Two warps share 32 neighbouring
-  // keys, and each of them has every second group of four, or where tiles have keys in order 16 neighbouring ones.
+  // The rows of the sums are keys in the order of materialised tiles (MaterialisedTiles). Two warps share 32
+  // neighbouring keys, and each of them has every second group of four, or where tiles have keys in order 16
+  // neighbouring ones.
   static constexpr int kHalf = MaterialisedTiles::kRows / 2;
   __device__ __forceinline__ static int warp_in_half() { return tile::warp() % 2; }
   __device__ __forceinline__ int first_of_half() const {

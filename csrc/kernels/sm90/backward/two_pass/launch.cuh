@@ -117,7 +117,7 @@ struct TwoPassLaunch {
   }
 
   // The most spans of keys that the queries of a work tile of the score kernel see. The second row of queries may see
-  // one stored tile after those of the first.
+  // one materialised tile after those of the first.
   int count_spans() const {
     const int seen = std::min(args.tiles.width + MaterialisedTiles::kBlockRows - 1,
                               MaterialisedTiles::num_tiles(args.params.sequences.max_seqlen_k));
@@ -130,7 +130,7 @@ struct TwoPassLaunch {
     return launch<KernelShape<TwoPassGemmShared, Traits>>(two_pass_gemm_kernel<Traits>, work_counters);
   }
 
-  // Computes dQ from stored tiles of dS and K.
+  // Computes dQ from materialised tiles of dS and K.
   cudaError_t multiply_by_keys(const Pairs& pairs, uint32_t* work_counters) {
     using GemmTraits = DqGemmTraits<Element, DqTraits::kDims>;
     args.schedule = schedule_of(pairs, Rows::kQueries, GemmTraits::kQueries, num_column_parts(args.params.head_dim_qk));
@@ -177,19 +177,15 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   return TwoPassLaunch<DqTraits>{args, plan, parts.bias_boxes.in<void>(workspace), stream}.run();
 }
 
-// The rows of the table whose dQ comes from stored tiles (launch_wide.cuh). They are instantiated apart from the
-// others.
-template <class Element>
-cudaError_t backward_two_pass_wide(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
-                                   cudaStream_t stream);
-
-template <class Element>
+template <class Element, bool kDqFromTiles>
 cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream) {
   return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
     constexpr TwoPassConfig kConfig = kTwoPassConfigs[row()];
-    if constexpr (kConfig.dq_from_tiles) {
-      return backward_two_pass_wide<Element>(p, plan, workspace, stream);
+    if constexpr (kConfig.dq_from_tiles != kDqFromTiles) {
+      return cudaErrorInvalidValue;
+    } else if constexpr (kDqFromTiles) {
+      return launch_two_pass<TwoPassScoreTraits<Element, kConfig>>(p, plan, workspace, stream);
     } else {
       return plan.materialised.rows_with_key_chunks > 0
                  ? launch_two_pass<TwoPassDqTraits<Element, kConfig, true>>(p, plan, workspace, stream)

@@ -88,19 +88,13 @@ __device__ __forceinline__ bool describe_queries(QueryTileWork& work, const TwoP
   if (first >= sequence.num_queries || tile < args.tiles.begin_of(first_row) || tile >= args.tiles.end_of(first_row)) {
     return false;
   }
-  work.batch = static_cast<int>(at.batch);
-  work.key_head = static_cast<int>(at.key_head);
-  work.head_of_group = static_cast<int>(at.head_of_group);
-  work.head = static_cast<int>(at.key_head * args.schedule.group + at.head_of_group);
-  work.query_begin = static_cast<int>(sequence.query_begin);
-  work.key_begin = static_cast<int>(sequence.key_begin);
+  describe_head(work, args.schedule, at, sequence);
   work.num_queries = static_cast<int>(sequence.num_queries);
   work.num_keys = static_cast<int>(sequence.num_keys);
   work.tile = tile;
   work.statistics = work.head * args.workspace.tiles_of_head + TwoPassWorkspace::first_tile(p, sequence) + work.tile;
   const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
-  const int head_of_launch =
-      args.tiles.matrix(p, sequence, work.key_head) * static_cast<int>(args.schedule.group) + work.head_of_group;
+  const int head_of_launch = args.head_of_launch(sequence, work.key_head, work.head_of_group);
   work.sums = args.tiles.number_of_row(head_of_launch, first_row + tile);
   const SeenTiles seen = SeenTiles::of(p.visibility, sequence, args.tiles);
   TileRange all = {0, 0, 0, 0};

@@ -33,11 +33,11 @@ struct TwoPassScoreTraits {
   static constexpr bool kHasBits = false;
   static constexpr bool kHasBias = false;
   static constexpr bool kSkipsTiles = false;
-  static constexpr int kRows = MaterialisedTiles::kRows;  // queries of a warpgroup, and keys of a stored tile
+  static constexpr int kRows = MaterialisedTiles::kRows;  // queries of a warpgroup, and keys of a materialised tile
   static constexpr int kWarpgroups = MaterialisedTiles::kBlockRows;
   static constexpr int kQueries = kWarpgroups * kRows;
-  static constexpr int kKeyTiles = 2;                       // stored tiles in a key tile
-  static constexpr int kSpanTiles = 8;                      // stored tiles in a work tile's span of keys
+  static constexpr int kKeyTiles = 2;                       // materialised tiles in a key tile
+  static constexpr int kSpanTiles = 8;                      // materialised tiles in a work tile's span of keys
   static constexpr int kColumns = tile::kSmemChunkColumns;  // of a slice
   static constexpr int kStages = kConfig.k_stages;
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
@@ -45,7 +45,7 @@ struct TwoPassScoreTraits {
 
   using QuerySlice = tile::SmemTile<Element, kRows, kColumns>;
   using KeySlice = tile::SmemTile<Element, kRows * kKeyTiles, kColumns>;
-  using Scores = tile::WarpgroupAccumulator<kRows>;  // of a stored tile; rows are queries
+  using Scores = tile::WarpgroupAccumulator<kRows>;  // of a materialised tile; rows are queries
   using WideScores = tile::WarpgroupAccumulator<kRows * kKeyTiles>;
   using Where = ScoreTile<Rows::kQueries, Scores>;
 };
@@ -152,7 +152,7 @@ struct ScoreWarpgroup {
   const TwoPassArguments& args;
   Shared& shared;
   const int warpgroup;
-  QueryScores<Traits> score;
+  QueryScores<Traits> score{args};
 
   WideScores scores;
   WideScores gradients;  // dP
@@ -207,7 +207,7 @@ struct ScoreWarpgroup {
     }
   }
 
-  // Computes the stored tiles [tile, tile + kKeyTiles). own: those that the warpgroup's queries see.
+  // Computes the materialised tiles [tile, tile + kKeyTiles). own: those that the warpgroup's queries see.
   __device__ __forceinline__ void step(const QueryTileWork& work, int tile, const TileRange& own, Element* stored,
                                        int qk_slices, int v_slices) {
     begin_gemm(scores);
@@ -225,7 +225,7 @@ struct ScoreWarpgroup {
     for_each_tile(tile, own, [&](int i) {
       PackedScores p;
       score.exponentiate(of_tile(scores, i), p, false);
-      StoredChunks::store_in_order(p, stored + i * MaterialisedTiles::kElements);
+      StoredChunks::store<true>(p, stored + i * MaterialisedTiles::kElements);
     });
     __syncwarp();
     ptx::wait_wgmma<1>();
@@ -236,12 +236,12 @@ struct ScoreWarpgroup {
     for_each_tile(tile, own, [&](int i) {
       PackedScores dscores;
       score.differentiate(of_tile(scores, i), of_tile(gradients, i), dscores);
-      StoredChunks::store_in_order(dscores, stored + i * MaterialisedTiles::kElements + args.tiles.between);
+      StoredChunks::store<true>(dscores, stored + i * MaterialisedTiles::kElements + args.tiles.between);
     });
     __syncwarp();
   }
 
-  // Calls function(i) for the stored tiles tile + i that are among the warpgroup's own.
+  // Calls function(i) for the materialised tiles tile + i that are among the warpgroup's own.
   template <class Function>
   __device__ __forceinline__ static void for_each_tile(int tile, const TileRange& own, Function&& function) {
 #pragma unroll

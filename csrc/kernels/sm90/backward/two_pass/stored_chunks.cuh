@@ -13,8 +13,10 @@ struct StoredChunks {
   using Packed = tile::PackedRows<MaterialisedTiles::kRows>;
   using Scores = tile::WarpgroupAccumulator<MaterialisedTiles::kRows>;
 
-  // The stores are marked evict-first in L2, so that K and V stay there. to: the thread's first chunk of the tile.
-  template <class Element>
+  // to: the thread's first chunk of the tile. kInOrder: the keys of each half are in their own order, so that dS may be
+  // a left operand in shared memory. The four threads of a row then exchange what they hold. The stores are marked
+  // evict-first in L2, so that K and V stay there.
+  template <bool kInOrder = false, class Element>
   __device__ __forceinline__ static void store(const Packed& packed, Element* to) {
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
@@ -22,25 +24,9 @@ struct StoredChunks {
       for (int half = 0; half < 2; ++half) {
         const uint32_t(&low)[4] = packed.a[2 * half];
         const uint32_t(&high)[4] = packed.a[2 * half + 1];
+        uint32_t words[4] = {low[r], low[2 + r], high[r], high[2 + r]};
+        if constexpr (kInOrder) transpose_quad(words);
         // The halves of a row are 4 chunks apart. The swizzle decides which of them comes first.
-        Element* const row = to + Scores::row_step(r) * MaterialisedTiles::kRows;
-        Element* const at = half == 0 ? row : other_half(row);
-        __stcs(reinterpret_cast<uint4*>(at), uint4{low[r], low[2 + r], high[r], high[2 + r]});
-      }
-    }
-  }
-
-  // The same with the keys of each half in their own order, so that dS may be a left operand in shared memory: the four
-  // threads of a row exchange what they hold.
-  template <class Element>
-  __device__ __forceinline__ static void store_in_order(const Packed& packed, Element* to) {
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t words[4] = {packed.a[2 * half][r], packed.a[2 * half][2 + r], packed.a[2 * half + 1][r],
-                             packed.a[2 * half + 1][2 + r]};
-        transpose_quad(words);
         Element* const row = to + Scores::row_step(r) * MaterialisedTiles::kRows;
         Element* const at = half == 0 ? row : other_half(row);
         __stcs(reinterpret_cast<uint4*>(at), uint4{words[0], words[1], words[2], words[3]});

@@ -1,5 +1,5 @@
-// Arguments of the two-pass backward kernels, beside what the host tells every backend, the workspace through which
-// these kernels hand results on, what they are compiled for, and what their shared memory holds.
+// Arguments, traits and shared memory of the two-pass backward kernels, and the workspace through which these hand
+// results on.
 #pragma once
 
 #include <algorithm>
@@ -81,6 +81,12 @@ struct TwoPassArguments {
   WantedGradients wanted;
   float scale_log2e;  // scale * log2(e)
   bool scales_lse;    // statistics hold LSE * log2(e), because scores are only scaled, or also hidden by a mask
+
+  // The index of a query head among those of the launch.
+  __device__ __forceinline__ int head_of_launch(const attention::Sequence& sequence, int key_head,
+                                                int head_of_group) const {
+    return tiles.matrix(params, sequence, key_head) * static_cast<int>(schedule.group) + head_of_group;
+  }
 };
 
 // Traits of the dQ kernel. kKeyChunksValue: whether a launch leaves partial dQ to the next one. Kernels that do not
@@ -141,13 +147,25 @@ struct QueryTileWork {
   int num_queries;
   int num_keys;
   int tile;        // the first warpgroup's, of MaterialisedTiles::kRows queries
-  int statistics;  // the number of that tile in the workspace
-  int stored[2];   // each warpgroup's first stored tile
+  int statistics;  // the index of that tile in the workspace
+  int stored[2];   // each warpgroup's first materialised tile
   int begin;       // key tiles [begin, end) that any of the queries sees
   int end;
   TileRange own[2];  // those that the queries of each warpgroup see
-  int sums;          // the number of the first warpgroup's tile among those of query_sums
+  int sums;          // the index of the first warpgroup's tile among those of query_sums
 };
+
+// Describes the query head of a work tile to the consumers.
+template <class Work>
+__device__ __forceinline__ void describe_head(Work& work, const Schedule& schedule, const Place& at,
+                                              const attention::Sequence& sequence) {
+  work.batch = static_cast<int>(at.batch);
+  work.key_head = static_cast<int>(at.key_head);
+  work.head_of_group = static_cast<int>(at.head_of_group);
+  work.head = static_cast<int>(at.key_head * schedule.group + at.head_of_group);
+  work.query_begin = static_cast<int>(sequence.query_begin);
+  work.key_begin = static_cast<int>(sequence.key_begin);
+}
 
 template <class Traits>
 struct TwoPassDqShared {
@@ -179,14 +197,15 @@ struct TwoPassDqShared {
   }
 };
 
-// Traits of the GEMM kernel, which computes dV and dK from stored tiles. kSkipsTiles: a mask may have left tiles out.
+// Traits of the GEMM kernel, which computes dV and dK from materialised tiles. kSkipsTiles: a mask may have left tiles
+// out.
 template <class ElementType, HeadDims kDimsValue, bool kSkipsTilesValue>
 struct TwoPassGemmTraits {
   using Element = ElementType;
-  // Of a work tile, which has a column part of the result where that is wider.
+  // A work tile has a column part of the result where that is wider.
   static constexpr HeadDims kDims = {std::min(kDimsValue.qk, kColumnsOfPart), std::min(kDimsValue.v, kColumnsOfPart)};
   static constexpr bool kHasParts = kDims != kDimsValue;
-  static constexpr bool kKeysInOrder = kHasParts;  // stored tiles come from the score kernel
+  static constexpr bool kKeysInOrder = kHasParts;  // materialised tiles come from the score kernel
   static constexpr bool kSkipsTiles = kSkipsTilesValue;
   static constexpr int kRows = MaterialisedTiles::kRows;  // keys of a warpgroup, and queries of a step
   static constexpr GemmTile kTile = gemm_tile(kDims);
@@ -224,9 +243,9 @@ struct GemmWork : ColumnPart<kHasParts> {
   SeenTiles seen;
   int tile;     // the first warpgroup's, of MaterialisedTiles::kRows keys
   int flags;    // the first of the work tile's non-finite flags
-  int partial;  // the number of the work tile among those of key_sums
+  int partial;  // the index of the work tile among those of key_sums
   int stored;   // MaterialisedTiles::first_of_head of the KV group's first head
-  int row;      // the sequence's first row of stored tiles
+  int row;      // the sequence's first row of materialised tiles
   int begin;    // the launch's query tiles [begin, end) that see any of the keys
   int end;
   TileRange own[kWarpgroups];  // those that see the keys of each warpgroup

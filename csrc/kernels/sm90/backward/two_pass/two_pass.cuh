@@ -1,6 +1,6 @@
-// The two main kernels of the two-pass backward pass on Hopper (docs/kernels/sm90_backward_two_pass.md). What it
-// is for stands in config/two_pass.h. Both kernels have persistent CTAs, one per SM. Each fetches work tiles until none
-// is left.
+// The two main kernels of the two-pass backward pass on Hopper (docs/kernels/sm90_backward_two_pass.md).
+// config/two_pass.h says which calls take it. Both kernels have persistent CTAs, one per SM. Each fetches work tiles
+// until none is left.
 //
 // The dQ kernel computes dQ, and materialises P and dS for the GEMM kernel. A work tile has 128 queries of a head.
 //
@@ -15,7 +15,7 @@
 //  Warpgroup 0  Producer: one thread fetches work tiles and issues all copies (gemm_producer.cuh).
 //  The others   64 keys each: sums over all queries of all heads of a KV group, in registers (gemm_warpgroup.cuh).
 //
-// Its shared memory: a pipeline of stored tiles and of dO or Q (TwoPassGemmShared).
+// Its shared memory: a pipeline of materialised tiles and of dO or Q (TwoPassGemmShared).
 #pragma once
 
 #include "kernels/sm90/backward/two_pass/gemm_producer.cuh"
@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   constexpr int kRegisters = Traits::kConfig.consumer_registers();
   constexpr int kCopyRegisters = Traits::kConfig.producer_registers();
   static_assert(has_registers(Traits::kWarpgroups, kRegisters, kCopyRegisters));
+  // run_roles() would change the instructions here: its consumer has to make its QueryScores itself.
   const int warpgroup = warpgroup_number();
   init_barriers(shared);
   __syncthreads();
@@ -58,17 +59,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   auto& shared = *reinterpret_cast<TwoPassGemmShared<Traits>*>(shared_memory);
   constexpr GemmTile kTile = Traits::kTile;
   static_assert(has_registers(kTile.warpgroups, kTile.consumer_registers, kTile.producer_registers));
-  const int warpgroup = warpgroup_number();
-  init_barriers(shared);
-  __syncthreads();
-  ptx::wait_for_kernel_before();
-  if (warpgroup == 0) {
-    ptx::release_registers<kTile.producer_registers>();
-    if (uniform(tile::warp()) == 0 && ptx::elect()) GemmProducer<Traits>{args, shared}.run();
-  } else {
-    ptx::acquire_registers<kTile.consumer_registers>();
-    GemmWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
-  }
+  run_roles<GemmProducer<Traits>, GemmWarpgroup<Traits>,
+            RoleRegisters{kTile.producer_registers, kTile.consumer_registers}>(args, shared);
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -16,17 +16,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   constexpr int kRegisters = Traits::kConfig.consumer_registers();
   constexpr int kCopyRegisters = Traits::kConfig.producer_registers();
   static_assert(has_registers(Traits::kWarpgroups, kRegisters, kCopyRegisters));
-  const int warpgroup = warpgroup_number();
-  init_barriers(shared);
-  __syncthreads();
-  ptx::wait_for_kernel_before();
-  if (warpgroup == 0) {
-    ptx::release_registers<kCopyRegisters>();
-    if (uniform(tile::warp()) == 0 && ptx::elect()) ScoreProducer<Traits>{args, shared}.run();
-  } else {
-    ptx::acquire_registers<kRegisters>();
-    ScoreWarpgroup<Traits>{args, shared, warpgroup - 1, QueryScores<Traits>{args}}.run();
-  }
+  run_roles<ScoreProducer<Traits>, ScoreWarpgroup<Traits>, RoleRegisters{kCopyRegisters, kRegisters}>(args, shared);
 }
 
 template <class Traits>
@@ -36,17 +26,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   auto& shared = *reinterpret_cast<DqGemmShared<Traits>*>(shared_memory);
   constexpr GemmTile kTile = Traits::kTile;
   static_assert(has_registers(kTile.warpgroups, kTile.consumer_registers, kTile.producer_registers));
-  const int warpgroup = warpgroup_number();
-  init_barriers(shared);
-  __syncthreads();
-  ptx::wait_for_kernel_before();
-  if (warpgroup == 0) {
-    ptx::release_registers<kTile.producer_registers>();
-    if (uniform(tile::warp()) == 0 && ptx::elect()) DqGemmProducer<Traits>{args, shared}.run();
-  } else {
-    ptx::acquire_registers<kTile.consumer_registers>();
-    DqGemmWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
-  }
+  run_roles<DqGemmProducer<Traits>, DqGemmWarpgroup<Traits>,
+            RoleRegisters{kTile.producer_registers, kTile.consumer_registers}>(args, shared);
 }
 
 }  // namespace flash_attn_ext::sm90

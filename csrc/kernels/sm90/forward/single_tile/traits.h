@@ -1,5 +1,4 @@
-// What a single-tile kernel is told and compiled for, the work tiles of its persistent CTAs, and the layout of its
-// shared memory.
+// Arguments, traits and shared memory of the single-tile kernel, and the work tiles of its persistent CTAs.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t backward_two_pass<__half>(const attention::BackwardParams&, const plan::BackwardPlan&, void*,
-                                               cudaStream_t);
+template cudaError_t backward_two_pass<__half, false>(const attention::BackwardParams&, const plan::BackwardPlan&,
+                                                      void*, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

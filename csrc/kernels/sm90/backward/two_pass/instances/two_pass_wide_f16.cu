@@ -1,8 +1,8 @@
-#include "kernels/sm90/backward/two_pass/launch_wide.cuh"
+#include "kernels/sm90/backward/two_pass/launch.cuh"
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t backward_two_pass_wide<__half>(const attention::BackwardParams&, const plan::BackwardPlan&, void*,
-                                                    cudaStream_t);
+template cudaError_t backward_two_pass<__half, true>(const attention::BackwardParams&, const plan::BackwardPlan&, void*,
+                                                     cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90
