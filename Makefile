@@ -29,7 +29,7 @@ NEWEST_TESTS := surface sdpa torch_integration
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel wheels test-wheels test-wheel hub test-hub build install lint \
+.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel wheels test-wheels test-wheel test-aarch64 hub test-hub build install lint \
   format types layering clean distclean
 .DEFAULT_GOAL := help
 
@@ -43,6 +43,7 @@ help:
 	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"
 	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
 	@echo "make wheels TORCH='2.11.0 newest'   a wheel in dist/ for these and this Python;  make test-wheels: test it"
+	@echo "make test-aarch64  cross-compiles for aarch64, and runs that with qemu; gets 5 GB into build/aarch64"
 	@echo "make hub        the wheels of dist as a repository for Hugging Face's package kernels, in build/hub"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
@@ -121,7 +122,8 @@ wheels: $(REQUIREMENTS)
 	$(PY) -m build_support.wheels $(TORCH)
 	@ls -s --block-size=1k dist/*.whl
 
-# That wheel in an environment of its own for each torch of TORCH: import, accuracy, what replaces PyTorch's function.
+# That wheel in an environment of its own for each torch of TORCH: import and accuracy, without a compiler or any other
+# program on the PATH; what replaces PyTorch's function; the Python of README.
 test-wheels:
 	for torch in $(TORCH); do \
 	  $(MAKE) --no-print-directory test-wheel VENV=build/venv-wheel-$$torch TORCH=$$torch || exit; \
@@ -140,9 +142,15 @@ test-wheel: $(REQUIREMENTS)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall \
 	  --find-links dist flash_attn_ext
 	mkdir -p build/installed
-	cd build/installed && $(abspath $(PY)) -m flash_attn_ext info
-	cd build/installed && $(abspath $(PY)) -m flash_attn_ext verify --quick
-	cd build/installed && $(abspath $(PY)) -m pytest $(PYTEST_WORKERS) $(CURDIR)/tests/sdpa $(PYTEST_ARGS)
+	cd build/installed && env -i $(abspath $(PY)) -m flash_attn_ext info
+	cd build/installed && env -i $(abspath $(PY)) -m flash_attn_ext verify --quick
+	cd build/installed && $(abspath $(PY)) -m pytest $(PYTEST_WORKERS) $(CURDIR)/tests/sdpa \
+	  $(CURDIR)/tests/packaging/test_recipes.py::test_python_of_readme_runs $(PYTEST_ARGS)
+
+# With a cross compiler and qemu, which the test names; PyTorch and Python for aarch64 stay in build/aarch64.
+test-aarch64: $(READY)
+	$(PY) -m build_support.aarch64
+	$(PY) -m pytest tests/packaging/test_aarch64.py $(PYTEST_ARGS)
 
 install: $(READY)
 

@@ -228,6 +228,17 @@ void check_failed_allocations(const library::Kernels& kernels, const library::Ba
   kernels.free_backward(planned.plan);
 }
 
+// The CUDA runtime inside says in words why a device cannot be used, with a driver and without one.
+void check_missing_gpus(const library::GpuFunctions& gpus) {
+  if (gpus.gpu == nullptr) return;
+  for (const int device : {-1, 100, 100, 1000}) {
+    const library::Status status = gpus.gpu(device).status;
+    if (status != 0 && std::strlen(gpus.take_error(status)) > 0) continue;
+    std::fprintf(stderr, "device %d: status %d\n", device, status);
+    ++num_wrong;
+  }
+}
+
 }  // namespace
 
 // The library's allocations come here, too.
@@ -242,6 +253,7 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 int main() {
   const library::Kernels& kernels = *flash_attn_ext_kernels(&kServices);
+  check_missing_gpus(kernels.gpu);
   for (const library::Backend& backend : kernels.backends) {
     if (std::strcmp(backend.name, "cpu") != 0) continue;
     check<float>(kernels, backend, ElementType::kFloat32, 1e-5);

@@ -1,0 +1,71 @@
+"""`python -m build_support.aarch64`: what tests/packaging/test_aarch64.py needs besides a cross compiler and qemu.
+
+Into build/aarch64 go Debian's Python for that architecture, with its C headers, and torch with all that it depends on,
+which has the CUDA runtime. On an aarch64 machine none of this is needed: there the build is the one of every machine.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+from build_support.plan import ROOT
+
+FOLDER = ROOT / "build" / "aarch64"
+SYSTEM = FOLDER / "system"  # the root folder of a system, as qemu's option -L takes it
+PACKAGES = FOLDER / "packages"  # of Python
+PYTHON = SYSTEM / "usr" / "bin" / "python3.11"
+PYTHON_INCLUDE = SYSTEM / "usr" / "include" / "python3.11"
+TORCH = "2.11.0"
+
+# Results are linked with the cross compiler's C library, which may not be newer than the one that they run with.
+DEBIAN = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main"
+DEBIAN_PACKAGES = (
+    *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libpython3.11-dev"),
+    *("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "libexpat1", "libssl3", "libffi8"),
+    *("libbz2-1.0", "liblzma5", "libuuid1", "libsqlite3-0"),
+)
+WHEEL_PLATFORMS = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)))
+
+
+def fetch_system() -> None:
+    """With an apt that has lists of its own: the machine's stay as they are."""
+    apt = FOLDER / "apt"
+    for folder in ("lists/partial", "cache/archives/partial", "packages"):
+        (apt / folder).mkdir(parents=True, exist_ok=True)
+    (apt / "status").touch()
+    (apt / "sources.list").write_text(f"{DEBIAN}\n")
+    settings = {
+        "APT::Architecture": "arm64",
+        "APT::Architectures": "arm64",
+        "APT::Sandbox::User": "root",  # another user may not see this folder
+        "Dir::State::status": apt / "status",
+        "Dir::State::lists": apt / "lists",
+        "Dir::Cache": apt / "cache",
+        "Dir::Etc::sourcelist": apt / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+    }
+    (apt / "apt.conf").write_text("".join(f'{name} "{value}";\n' for name, value in settings.items()))
+    environment = os.environ | {"APT_CONFIG": str(apt / "apt.conf")}
+    subprocess.run(["apt-get", "--quiet", "update"], env=environment, check=True)
+    command = ["apt-get", "--quiet", "download", *DEBIAN_PACKAGES]
+    subprocess.run(command, cwd=apt / "packages", env=environment, check=True)
+    for package in sorted((apt / "packages").glob("*.deb")):
+        subprocess.run(["dpkg-deb", "--extract", package, SYSTEM], check=True)
+    # pyconfig.h here includes that of the architecture, which a compiler finds in /usr/include on such a machine.
+    (PYTHON_INCLUDE / "aarch64-linux-gnu").symlink_to("../aarch64-linux-gnu")
+    shutil.rmtree(apt)
+
+
+def fetch_packages() -> None:
+    platforms = [word for platform in WHEEL_PLATFORMS for word in ("--platform", platform)]
+    options = ("--no-compile", "--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *options, *platforms]
+    subprocess.run([*command, "--target", PACKAGES, f"torch=={TORCH}", "numpy"], check=True)
+
+
+if __name__ == "__main__":
+    if not PYTHON_INCLUDE.is_dir():
+        fetch_system()
+    if not (PACKAGES / "torch" / "version.py").is_file():
+        fetch_packages()
