@@ -36,6 +36,12 @@ def test_conversions_of_16_bit_numbers(tmp_path):
     compile_and_run(TESTS / "mathematics" / "narrow_float.cpp", tmp_path)
 
 
+def test_gemms_of_tiles(tmp_path):
+    cpu = plan.ROOT / plan.INCLUDE_ROOT / "kernels/cpu"
+    linked = (cpu / name for name in ("gemm/tile_gemm.cpp", "gemm/few_rows.cpp", "services.cpp"))
+    compile_and_run(TESTS / "mathematics" / "microkernel.cpp", tmp_path, *linked)
+
+
 def test_kernels_compute_as_the_definition_does(tmp_path):
     made = plan.Plan(TorchInfo("", None, Path()), str(CXX), Path(), None, "CPU-only build: aarch64", [])
 
