@@ -1,5 +1,6 @@
 // A program without PyTorch that runs the library's CPU kernels: causal attention with grouped heads and a softcap,
-// forward and backward, beside the definition in double precision. Its threads and GEMMs are the simplest there are.
+// forward and backward, beside the definition in double precision. Its threads are the simplest there are, and it
+// has no GEMM of bfloat16.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -20,26 +21,11 @@ using attention::ElementType;
 constexpr int64_t kBatch = 2, kHeadsQ = 4, kHeadsK = 2, kQueries = 70, kKeys = 150, kDim = 40, kDimV = 24;
 constexpr double kScale = 0.2, kSoftcap = 3.0;
 
-template <class Element, class Sum>
-void gemm(const cpu::GemmCall<Element, Sum>& call) {
-  for (int64_t i = 0; i < call.m; ++i) {
-    for (int64_t j = 0; j < call.n; ++j) {
-      Sum sum = call.adds ? call.c[i * call.ldc + j] : Sum(0);
-      for (int64_t t = 0; t < call.k; ++t) sum += Sum(call.a[i * call.lda + t]) * Sum(call.b[t * call.ldb + j]);
-      call.c[i * call.ldc + j] = sum;
-    }
-  }
-}
-
 constexpr cpu::Services kServices = {
     .num_threads = [] { return int64_t{1}; },
     .parallel_for = [](int64_t count, int64_t, void (*task)(void*, int64_t, int64_t),
                        void* context) { task(context, 0, count); },
-    .gemm_f32 = gemm<float, float>,
-    .gemm_f64 = gemm<double, double>,
-    .has_tile_gemm_f32 = [] { return false; },
     .has_tile_gemm_bf16 = [] { return false; },
-    .tile_gemm_f32 = gemm<float, float>,
     .tile_gemm_bf16 = nullptr,
     .release_tiles = [] {},
 };

@@ -118,6 +118,12 @@ def test_conversions_of_16_bit_numbers(tmp_path):
     compile_and_run(TESTS / "mathematics" / "narrow_float.cpp", tmp_path)
 
 
+def test_gemms_of_tiles(tmp_path):
+    cpu = plan.ROOT / plan.INCLUDE_ROOT / "kernels/cpu"
+    linked = (cpu / name for name in ("gemm/tile_gemm.cpp", "gemm/few_rows.cpp", "services.cpp"))
+    compile_and_run(TESTS / "mathematics" / "microkernel.cpp", tmp_path, *linked)
+
+
 def test_kernels_compute_as_the_definition_does(library, tmp_path):
     compile_and_run(Path(__file__).with_name("library_program.cpp"), tmp_path, library)
 

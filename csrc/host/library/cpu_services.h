@@ -1,4 +1,4 @@
-// PyTorch's threads and GEMMs, for the CPU kernels.
+// PyTorch's threads and GEMM of bfloat16, for the CPU kernels.
 #pragma once
 
 #include "kernels/cpu/services.h"

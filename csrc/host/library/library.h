@@ -11,8 +11,8 @@
 
 namespace flash_attn_ext::host {
 
-// Checks that the library was built from the sources of this extension, and lends it PyTorch's threads and GEMMs.
-// Called once, before all others. Throws an error with both versions if they differ.
+// Checks that the library was built from the sources of this extension, and lends it PyTorch's threads and GEMM of
+// bfloat16. Called once, before all others. Throws an error with both versions if they differ.
 void connect_library();
 
 const library::Facts& library_facts();

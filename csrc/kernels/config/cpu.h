@@ -5,7 +5,7 @@
 
 namespace flash_attn_ext::cpu {
 
-// The queries of a score tile. In the forward pass a work item owns them. They are as few as keep the matrix library at
+// The queries of a score tile. In the forward pass a work item owns them. They are as few as keep the microkernel at
 // its full rate, because a causal diagonal or a narrow window computes and wastes about this many columns.
 inline constexpr int64_t kStationaryRows = 64;
 
@@ -14,11 +14,11 @@ inline constexpr int64_t kStationaryRows = 64;
 inline constexpr int64_t kStreamedRows = 256;
 
 // Key tiles are clipped to the visible range in steps of this many rows, the length of a vector. A step is small enough
-// for narrow windows and few keys, and large enough that the matrix library sees few distinct shapes, for each of which
+// for narrow windows and few keys, and large enough that oneDNN sees few distinct shapes of bfloat16, for each of which
 // it generates code.
 inline constexpr int64_t kClipRows = 16;
 
-// Up to this many keys in all are read in place, by dot products: the matrix library would compute kClipRows columns.
+// Up to this many keys in all are read in place, by dot products: the microkernel would compute kClipRows columns.
 inline constexpr int64_t kFewKeys = 8;
 
 // Memory for the converted and transposed operands of one group of heads, and for its dQ or the partial O of its

@@ -1,5 +1,5 @@
-// What the CPU kernels take from the program that they run in, as function pointers: its threads and its GEMMs. So they
-// need no header of PyTorch, and no thread pool of their own beside its.
+// What the CPU kernels take from the program that they run in, as function pointers: its threads, and its GEMM of
+// bfloat16 if it has one. So they need no header of PyTorch, and no thread pool of their own beside its.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,6 @@ struct GemmCall {
   bool adds;
 };
 
-using Float32Gemm = GemmCall<float, float>;
-using Float64Gemm = GemmCall<double, double>;
 using BFloat16Gemm = GemmCall<uint16_t, float>;  // bits; rows of b are interleaved in pairs
 
 struct Services {
@@ -30,14 +28,9 @@ struct Services {
   // about `grain` items or more.
   void (*parallel_for)(int64_t count, int64_t grain, void (*task)(void* context, int64_t first, int64_t last),
                        void* context);
-  // GEMMs of any shape that is not empty.
-  void (*gemm_f32)(const Float32Gemm& call);
-  void (*gemm_f64)(const Float64Gemm& call);
-  // GEMMs that are generated for the shape, and whether this CPU has them. A thread calls release_tiles after its last
-  // one of bfloat16.
-  bool (*has_tile_gemm_f32)();
+  // A GEMM of bfloat16 of any shape that is not empty, and whether this CPU has it. A thread calls release_tiles after
+  // its last one.
   bool (*has_tile_gemm_bf16)();
-  void (*tile_gemm_f32)(const Float32Gemm& call);
   void (*tile_gemm_bf16)(const BFloat16Gemm& call);
   void (*release_tiles)();
 };

@@ -1,7 +1,7 @@
 // GEMMs of the rows of one tensor with those of another: S = Q K^T and dP = dO V^T. A call uses one of three ways, the
 // same for both passes, so that both compute the same S:
 // - With few rows in all, or few keys, the second tensor is read row by row in place. Packing it would take longer than
-//   the GEMM, or leave most of the library's tile empty.
+//   the GEMM, or leave most of the microkernel's block empty.
 // - With bfloat16, if the CPU has the instruction, both are multiplied as they are, the second packed. This is faster
 //   (docs/kernels/cpu.md, "Decisions") and as exact, because a product of two bfloat16 numbers is exact in float32.
 // - Otherwise both are multiplied in the compute type, the second packed.
@@ -17,7 +17,7 @@ namespace flash_attn_ext::cpu {
 // itself, because they share the packed keys.
 bool has_few_rows(const attention::AttentionParams& params);
 
-// Whether there are so few keys that dot products are faster than the matrix library.
+// Whether there are so few keys that dot products are faster than the microkernel.
 bool has_few_keys(const attention::AttentionParams& params);
 
 template <class Real>

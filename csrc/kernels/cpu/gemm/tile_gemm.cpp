@@ -4,24 +4,19 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/cpu/gemm/microkernel.h"
 #include "kernels/cpu/services.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
 
-// With vectors of 512 bits it is faster than the general GEMM on these shapes (docs/kernels/log/cpu.md).
-bool has_tile_gemm() {
-  static const bool available = services().has_tile_gemm_f32();
-  return available;
-}
-
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kFewTerms = 8;
 
-// Whether our own loops are faster than the library for this shape.
+// Whether loops over few rows are faster than the microkernel for this shape.
 bool is_small(const GemmShape& shape) { return shape.m <= kFewRows || shape.k <= kFewTerms; }
 
-// Computes a GEMM with an empty dimension, because the libraries refuse some of these.
+// Computes a GEMM with an empty dimension, because oneDNN refuses some of these.
 template <class Real>
 bool multiply_empty(const GemmShape& shape, Block<Real> c, Accumulate mode) {
   if (shape.m > 0 && shape.n > 0 && shape.k > 0) return false;
@@ -59,7 +54,17 @@ void multiply_in_steps(const Call& call, int64_t terms, void (*gemm)(const Call&
   }
 }
 
-// How many terms are added up before their sum is added to the others. The small-tile GEMM adds terms one after
+// Calls the microkernel for some terms after the others.
+template <class Real>
+void multiply_with_microkernel(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c,
+                               Accumulate mode) {
+  if (multiply_empty(shape, c, mode)) return;
+  if (is_small(shape)) return multiply_few_rows(shape, a, b, c, mode);
+  void (*gemm)(const GemmCall<Real, Real>&) = multiply_in_registers;
+  multiply_in_steps(gemm_call(shape, a, b, c, mode), kMicrokernelTerms, gemm);
+}
+
+// How many terms of bfloat16 are added up before their sum is added to the others. oneDNN's GEMM adds terms one after
 // another, so its error grows with their number. PyTorch's own GEMMs keep several sums, for few rows as many as a
 // vector has elements. Short sums are as exact as these, and each costs one more read and write of c.
 int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 : 32; }
@@ -67,17 +72,11 @@ int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 
 }  // namespace
 
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode) {
-  if (multiply_empty(shape, c, mode)) return;
-  if (is_small(shape)) return multiply_few_rows(shape, a, b, c, mode);
-  const Float32Gemm call = gemm_call(shape, a, b, c, mode);
-  if (!has_tile_gemm()) return services().gemm_f32(call);
-  multiply_in_steps(call, terms_of_a_sum(shape), services().tile_gemm_f32);
+  multiply_with_microkernel(shape, a, b, c, mode);
 }
 
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode) {
-  if (multiply_empty(shape, c, mode)) return;
-  if (is_small(shape)) return multiply_few_rows(shape, a, b, c, mode);
-  services().gemm_f64(gemm_call(shape, a, b, c, mode));
+  multiply_with_microkernel(shape, a, b, c, mode);
 }
 
 bool can_multiply_pairs() {

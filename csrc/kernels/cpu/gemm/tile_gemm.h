@@ -15,7 +15,7 @@ struct Block {
   Real* row(int64_t i) const { return data + i * stride; }
 };
 
-// Rows further apart are copied first: the matrix libraries count bytes within a tile in 32 bits.
+// Rows further apart are copied first: oneDNN counts bytes within a tile in 32 bits.
 inline constexpr int64_t kLargestStride = int64_t{1} << 20;
 
 struct GemmShape {
@@ -26,7 +26,7 @@ struct GemmShape {
 
 enum class Accumulate { kNo, kYes };
 
-// Shapes with few rows or few terms use multiply_few_rows, all others the matrix libraries.
+// Shapes with few rows or few terms use multiply_few_rows, all others the microkernel (microkernel.h).
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
 

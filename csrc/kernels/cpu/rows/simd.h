@@ -5,6 +5,9 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 // These are levels of the architecture. Names of processors would match those of one vendor only.
 #define FLASH_SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+// One of several definitions of a function, for code that depends on how many registers there are, and of what length.
+// The name must not be seen outside its file: other files would call the definition of the oldest level.
+#define FLASH_SIMD_LEVEL(level) __attribute__((target(level)))
 #else
 #define FLASH_SIMD_CLONES
 #endif
