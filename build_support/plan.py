@@ -55,7 +55,8 @@ LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={EXPORTS}"]
 GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags", "-Wl,--no-as-needed"]
 
 
-# A fast build has bfloat16 and head dims up to 128: these sources are of other types, or of larger head dims alone.
+# A fast build has bfloat16 and head dims up to 128: these sources are of other types, or of larger head dims alone. In
+# others the macro of its name leaves kernels out.
 LEFT_OUT_OF_FAST_BUILDS = re.compile(r"_(f16|f32|wide)|/float64")
 
 
@@ -175,7 +176,8 @@ def version() -> str:
 
 
 def define_flags(plan: Plan, source: str) -> list[str]:
-    """A file gets those that it names, so only these files are rebuilt with them."""
+    """A file gets those that it names, so only these files are rebuilt with them. Whether the build is fast is for all
+    CUDA files, because headers of launches leave kernels out."""
     text = (ROOT / source).read_text(encoding="utf-8")
     facts = {"INTERFACE": lambda: _quoted(interface_digest()), "VERSION": lambda: _quoted(version())}
     if plan.nvcc:
@@ -186,7 +188,7 @@ def define_flags(plan: Plan, source: str) -> list[str]:
         facts |= {"CUDA_ARCHS": lambda: _quoted(";".join(map(str, plan.archs)))}
     else:
         facts |= {"NOT_BUILT": lambda: _quoted(plan.message.removeprefix("CPU-only build: "))}
-    names = set(re.findall(r"\bFLASH_ATTN_EXT_(\w+)", text))
+    names = {*re.findall(r"\bFLASH_ATTN_EXT_(\w+)", text), *(["FAST_BUILD"] if source.endswith(".cu") else [])}
     return [f"-DFLASH_ATTN_EXT_{name}={value()}" for name, value in facts.items() if name in names]
 
 

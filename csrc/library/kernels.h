@@ -14,6 +14,7 @@
 #include "attention/params.h"
 #include "kernels/common/masks/block_table.h"
 #include "kernels/common/sums/table_sums.h"
+#include "kernels/config/fast_build.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
 #include "kernels/derivatives/plain_tile.h"
@@ -42,9 +43,6 @@ struct Facts {
   const char* cuda_not_built;  // why; nullptr with CUDA
   const char* fast_build;      // what its GPU kernels take, if some were left out; nullptr in a whole build
 };
-
-// In a fast build kernels take only bfloat16, and head dims up to this.
-inline constexpr int64_t kFastBuildHeadDim = 128;
 
 // What a launch returns: 0, the CUDA runtime's error, or one of these.
 using Status = int;

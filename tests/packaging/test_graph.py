@@ -232,6 +232,14 @@ def test_what_a_fast_build_leaves_out(source, left_out):
     assert fast.library_dir != make_plan().library_dir
 
 
+def test_a_fast_build_leaves_kernels_out_of_all_cuda_files(tree):
+    """Headers of launches do, whose names the sources do not show."""
+    flag = "-DFLASH_ATTN_EXT_FAST_BUILD=1"
+    fast = {edge.sources[0] for edge in edges(make_plan()._replace(fast=True)) if flag in edge.flags}
+    assert fast == {f"csrc/{path.relative_to(tree)}" for path in tree.rglob("*.cu")}
+    assert not any(flag in edge.flags for edge in edges(make_plan()))
+
+
 def test_stubs_stand_for_the_functions_that_are_missing(tmp_path):
     """They return an error, and hide no function that is there."""
     compiler = shutil.which("g++")

@@ -349,3 +349,10 @@ def test_the_workspace_has_a_switch(mebibytes, kernel, launches, monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     plan = Call(1024, d=128, batch=1, heads=8).plans()[1]
     assert (plan.kernel, plan.launches) == (kernel, launches)
+
+
+@pytest.mark.parametrize(("call", "expected"), [*BACKWARD_SM90, *BACKWARD], ids=label)
+def test_small_head_dims_have_kernels_in_a_fast_build(call, expected):
+    """It has none for head dims above 128, whatever else a call has."""
+    if max(call.d, call.dv or 0) <= 128:
+        assert max(max(plan.head_dims or (0,)) for plan in call.plans()) <= 128

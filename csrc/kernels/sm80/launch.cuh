@@ -63,10 +63,12 @@ cudaError_t with_element(attention::ElementType element, bool tf32, Function&& f
   switch (element) {
     case attention::ElementType::kBFloat16:
       return function(__nv_bfloat16{});
+#if !FLASH_ATTN_EXT_FAST_BUILD
     case attention::ElementType::kFloat16:
       return function(__half{});
     case attention::ElementType::kFloat32:
       return tf32 ? function(tile::Tf32{}) : function(float{});
+#endif
     default:  // float64 has kernels of its own
       return cudaErrorInvalidValue;
   }
@@ -75,17 +77,20 @@ cudaError_t with_element(attention::ElementType element, bool tf32, Function&& f
 // Calls function(Int<head_dim>) for a head dim that the element type has kernels for (head_dim_bucket).
 template <class Element, class Function>
 cudaError_t with_head_dim(int head_dim, Function&& function) {
-  constexpr bool kTf32 = std::is_same_v<Element, tile::Tf32>;
   if (head_dim == 64) return function(Int<64>{});
   if (head_dim == 128) return function(Int<128>{});
-  if constexpr (!kTf32) {
+  if constexpr (sizeof(Element) == 2) {
+    if (head_dim == 96) return function(Int<96>{});
+  }
+#if !FLASH_ATTN_EXT_FAST_BUILD
+  if constexpr (!std::is_same_v<Element, tile::Tf32>) {
     if (head_dim == 256) return function(Int<256>{});
   }
   if constexpr (sizeof(Element) == 2) {
-    if (head_dim == 96) return function(Int<96>{});
     if (head_dim == 192) return function(Int<192>{});
     if (head_dim == 512) return function(Int<512>{});
   }
+#endif
   return cudaErrorInvalidValue;
 }
 

@@ -3,6 +3,9 @@
 namespace flash_attn_ext::sm80 {
 
 template cudaError_t forward_bias_stationary<__nv_bfloat16>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+
+#if !FLASH_ATTN_EXT_FAST_BUILD
 template cudaError_t forward_bias_stationary<__half>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+#endif
 
 }  // namespace flash_attn_ext::sm80

@@ -4,6 +4,9 @@ namespace flash_attn_ext::sm90 {
 
 template cudaError_t forward_single_tile<__nv_bfloat16>(const ForwardCall&, const plan::ForwardPlan&, void*,
                                                         cudaStream_t);
+
+#if !FLASH_ATTN_EXT_FAST_BUILD
 template cudaError_t forward_single_tile<__half>(const ForwardCall&, const plan::ForwardPlan&, void*, cudaStream_t);
+#endif
 
 }  // namespace flash_attn_ext::sm90
