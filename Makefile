@@ -29,7 +29,7 @@ NEWEST_TESTS := surface sdpa torch_integration
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel wheels test-wheels test-wheel test-aarch64 hub test-hub build install lint \
+.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel wheels test-wheels test-wheel test-aarch64 test-cross hub test-hub build install lint \
   format types layering clean distclean
 .DEFAULT_GOAL := help
 
@@ -150,7 +150,11 @@ test-wheel: $(REQUIREMENTS)
 # With a cross compiler and qemu, which the test names; PyTorch and Python for aarch64 stay in build/aarch64.
 test-aarch64: $(READY)
 	$(PY) -m build_support.aarch64
-	$(PY) -m pytest tests/packaging/test_aarch64.py $(PYTEST_ARGS)
+	$(PY) -m pytest tests/packaging/test_aarch64.py -m 'cross or not cross' $(PYTEST_ARGS)
+
+# GPU kernels for aarch64: with a cross compiler and nvcc, and without a download.
+test-cross: $(READY)
+	$(PY) -m pytest tests/packaging/test_aarch64.py -m cross $(PYTEST_ARGS)
 
 install: $(READY)
 

@@ -143,12 +143,14 @@ def test_kernels_of_every_folder_are_tried():
     assert folders == {Path("csrc", name).parent for name in KERNELS}
 
 
+@pytest.mark.cross
 @needs_nvcc
 def test_kernels_for_gpus_compile(gpu_objects):
     for path in gpu_objects:
         assert "AArch64" in run("readelf", "-h", path)
 
 
+@pytest.mark.cross
 @needs_nvcc
 @needs_torch
 def test_a_library_with_kernels_for_gpus(cpu_objects, gpu_objects, tmp_path):
