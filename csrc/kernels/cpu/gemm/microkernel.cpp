@@ -132,19 +132,19 @@ FLASH_SIMD_INLINE void multiply_tile(const Call<R>& call) {
 
 #if defined(FLASH_SIMD_LEVEL)
 // 32 registers of 64 bytes, and 16 of 32 or 16.
-FLASH_SIMD_LEVEL("arch=x86-64-v4") void multiply_at_level(const GemmCall<float, float>& call) {
+FLASH_SIMD_LEVEL(FLASH_SIMD_64) void multiply_at_level(const GemmCall<float, float>& call) {
   multiply_tile<Registers<float, 64, 4>>(call);
 }
-FLASH_SIMD_LEVEL("arch=x86-64-v3") void multiply_at_level(const GemmCall<float, float>& call) {
+FLASH_SIMD_LEVEL(FLASH_SIMD_32) void multiply_at_level(const GemmCall<float, float>& call) {
   multiply_tile<Registers<float, 32, 6>>(call);
 }
 FLASH_SIMD_LEVEL("default") void multiply_at_level(const GemmCall<float, float>& call) {
   multiply_tile<Registers<float, 16, 6>>(call);
 }
-FLASH_SIMD_LEVEL("arch=x86-64-v4") void multiply_at_level(const GemmCall<double, double>& call) {
+FLASH_SIMD_LEVEL(FLASH_SIMD_64) void multiply_at_level(const GemmCall<double, double>& call) {
   multiply_tile<Registers<double, 64, 4>>(call);
 }
-FLASH_SIMD_LEVEL("arch=x86-64-v3") void multiply_at_level(const GemmCall<double, double>& call) {
+FLASH_SIMD_LEVEL(FLASH_SIMD_32) void multiply_at_level(const GemmCall<double, double>& call) {
   multiply_tile<Registers<double, 32, 6>>(call);
 }
 FLASH_SIMD_LEVEL("default") void multiply_at_level(const GemmCall<double, double>& call) {

@@ -3,8 +3,16 @@
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-// These are levels of the architecture. Names of processors would match those of one vendor only.
-#define FLASH_SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+// Levels of the architecture, with vectors of 64 and of 32 bytes. Names of processors would match those of one vendor
+// only. Before version 12 GCC chooses among single features, not among levels.
+#if __GNUC__ >= 12
+#define FLASH_SIMD_64 "arch=x86-64-v4"
+#define FLASH_SIMD_32 "arch=x86-64-v3"
+#else
+#define FLASH_SIMD_64 "avx512f"
+#define FLASH_SIMD_32 "avx2"
+#endif
+#define FLASH_SIMD_CLONES __attribute__((target_clones(FLASH_SIMD_64, FLASH_SIMD_32, "default")))
 // One of several definitions of a function, for code that depends on how many registers there are, and of what length.
 // The name must not be seen outside its file: other files would call the definition of the oldest level.
 #define FLASH_SIMD_LEVEL(level) __attribute__((target(level)))
