@@ -142,8 +142,8 @@ test-wheel: $(REQUIREMENTS)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall \
 	  --find-links dist flash_attn_ext
 	mkdir -p build/installed
-	cd build/installed && env -i $(abspath $(PY)) -m flash_attn_ext info
-	cd build/installed && env -i $(abspath $(PY)) -m flash_attn_ext verify --quick
+	cd build/installed && env -i PATH=/nonexistent $(abspath $(PY)) -m flash_attn_ext info
+	cd build/installed && env -i PATH=/nonexistent $(abspath $(PY)) -m flash_attn_ext verify --quick
 	cd build/installed && $(abspath $(PY)) -m pytest $(PYTEST_WORKERS) $(CURDIR)/tests/sdpa \
 	  $(CURDIR)/tests/packaging/test_recipes.py::test_python_of_readme_runs $(PYTEST_ARGS)
 

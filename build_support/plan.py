@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_ROOT = "csrc"
 KERNELS_DIR = "build/kernels"
 LIBRARY = "libflash_attn_ext_kernels.so"
-INTERFACE = ("library/kernels.h", "kernels/plan/report.cpp")  # what the library and the package agree on
+HEADER = "library/kernels.h"  # between the library and the glue
+WRITES_PLANS = ("kernels/plan/report.h", "kernels/plan/report.cpp")  # as JSON, for the Python package
 GLUE_SOURCES = ("bindings.cpp", "host/")  # the rest of the sources is the library's
 
 # The math flags change no value; they let the compiler vectorise loops with square roots and comparisons. Nothing here
@@ -161,12 +162,12 @@ def facts_of(library: Path) -> LibraryFacts:
 
 
 def interface_digest() -> str:
-    """Of what the library and the package have to agree on: the header between them, the file that writes plans as
-    JSON, and all that these include."""
-    digest = hashlib.sha256()
+    """Of what the library and the package have to agree on: the header between them with all that it includes, and the
+    text of the two files that write plans as JSON."""
     root = ROOT / INCLUDE_ROOT
-    for path in sorted({path for name in INTERFACE for path in include_closure(root / name, root)}):
-        digest.update(f"\0{path.relative_to(ROOT.resolve() / INCLUDE_ROOT)}\0".encode() + path.read_bytes())
+    digest = hashlib.sha256()
+    for path in [*include_closure(root / HEADER, root), *(root / name for name in WRITES_PLANS)]:
+        digest.update(f"\0{path.relative_to(root.resolve())}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -23,7 +23,10 @@ Gpu describe_gpu(int device) {
   Gpu gpu{};
   cudaDeviceProp properties;
   gpu.status = cudaGetDeviceProperties(&properties, device);
-  if (gpu.status != cudaSuccess) return gpu;
+  if (gpu.status != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // otherwise the next launch would return it
+    return gpu;
+  }
   std::strncpy(gpu.name, properties.name, sizeof(gpu.name) - 1);
   gpu.major = properties.major;
   gpu.minor = properties.minor;

@@ -7,8 +7,8 @@
 namespace flash_attn_ext::library {
 
 // archs: what the library was compiled for, such as "8.0;9.0a+PTX". Machine code runs on GPUs of its major version
-// whose minor version is the same or later, and PTX on every later GPU. gpu_code of cli/machine.py says which of both
-// it is.
+// whose minor version is the same or later, and PTX on every later GPU. PTX before 9.0 is that of 8.0
+// (build_support/archs.py). gpu_code of cli/machine.py says which of both it is.
 constexpr bool has_code_for(int major, int minor, std::string_view archs) {
   while (!archs.empty()) {
     const std::string_view arch = archs.substr(0, archs.find(';'));
@@ -18,7 +18,8 @@ constexpr bool has_code_for(int major, int minor, std::string_view archs) {
     for (const char digit : arch.substr(0, dot)) arch_major = 10 * arch_major + (digit - '0');
     const int arch_minor = arch[dot + 1] - '0';
     if (major == arch_major && minor >= arch_minor) return true;
-    if (major > arch_major && arch.ends_with("+PTX")) return true;
+    const bool reaches = arch_major == 8 ? major >= 8 : major > arch_major;
+    if (reaches && arch.ends_with("+PTX")) return true;
   }
   return false;
 }

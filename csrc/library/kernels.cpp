@@ -160,7 +160,9 @@ Kernels make_table() {
 }  // namespace flash_attn_ext::library
 
 const flash_attn_ext::library::Kernels* flash_attn_ext_kernels(const flash_attn_ext::cpu::Services* services) {
-  static const flash_attn_ext::library::Kernels table = flash_attn_ext::library::make_table();
-  flash_attn_ext::cpu::set_services(*services);
+  static const flash_attn_ext::library::Kernels table = [&] {
+    flash_attn_ext::cpu::set_services(*services);
+    return flash_attn_ext::library::make_table();
+  }();
   return &table;
 }

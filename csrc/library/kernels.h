@@ -3,9 +3,9 @@
 // Text goes to a function of the caller. An allocation that fails in the library is a status or a null plan; only what
 // the caller's own services throw passes through it. A stream and workspace belong to the caller.
 //
-// The library exports two functions and no other symbol. Facts::interface is a digest of this header and of all that it
-// includes, the limits that the extension checks among them, so that code that was compiled with other headers is found
-// out before it calls anything.
+// The library exports two functions and no other symbol. Facts::interface is a digest of this header, of all that it
+// includes, the limits that the extension checks among them, and of kernels/plan/report.{h,cpp}. So code that was
+// compiled with other headers, and a package that reads other plans, are found out before they call anything.
 #pragma once
 
 #include <cstdint>
@@ -116,7 +116,7 @@ struct Kernels {
   plan::TangentPlan (*plan_tangents)(const attention::TangentParams& params, const plan::Limits& limits);
   void (*free_forward)(const plan::ForwardPlan* plan);
   void (*free_backward)(const plan::BackwardPlan* plan);
-  // A plan as text, for people and profiles. Nothing is written if there is no memory for it.
+  // A plan as text, for people and profiles; without memory it ends early.
   void (*describe_forward)(const plan::ForwardPlan& plan, const TextSink& text);
   void (*describe_backward)(const plan::BackwardPlan& plan, const TextSink& text);
   void (*describe_tangents)(const plan::TangentPlan& plan, const TextSink& text);
@@ -132,7 +132,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) const flash_attn_ext::library::Facts* flash_attn_ext_kernels_facts();
 
-// services: what CPU kernels take from the caller, for as long as the process lives.
+// services: what CPU kernels take from the caller, for as long as the process lives. Those of the first call count.
 __attribute__((visibility("default"))) const flash_attn_ext::library::Kernels* flash_attn_ext_kernels(
     const flash_attn_ext::cpu::Services* services);
 

@@ -40,7 +40,8 @@ void check_code() {
   expect(!has_code_for(8, 0, "8.6"), "machine code does not run on earlier minor versions");
   expect(!has_code_for(10, 0, "8.0;9.0a"), "machine code does not run on another major version");
   expect(has_code_for(10, 0, "8.0;9.0a+PTX") && has_code_for(12, 1, "8.0+PTX"), "PTX is for all later GPUs");
-  expect(!has_code_for(8, 0, "9.0a+PTX") && !has_code_for(8, 0, "8.6+PTX"), "PTX is not for earlier ones");
+  expect(!has_code_for(8, 0, "9.0a+PTX") && !has_code_for(9, 0, "10.0+PTX"), "PTX is not for earlier ones");
+  expect(has_code_for(8, 0, "8.6+PTX"), "PTX before 9.0 is that of 8.0");
   expect(has_code_for(12, 1, "12.0") && !has_code_for(12, 0, "12.1"), "a major version may have two digits");
 }
 

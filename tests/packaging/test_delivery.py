@@ -106,9 +106,15 @@ def test_the_wheel_verifies_in_a_fresh_environment(fresh_python):
 def test_the_wheel_needs_nothing_on_the_path(fresh_python, tmp_path):
     """Neither a compiler nor nvcc nor any variable: the Python of README runs."""
     (tmp_path / "program.py").write_text(readme_program(), encoding="utf-8")
-    command = [fresh_python, "-B", "program.py"]
-    process = subprocess.run(command, cwd=tmp_path, env={"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
+    nothing = {"PATH": str(tmp_path / "nothing"), "HF_HUB_OFFLINE": "1"}
+
+    def run_python(*arguments: str) -> str:
+        process = subprocess.run([fresh_python, *arguments], cwd=tmp_path, env=nothing, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+    assert run_python("-c", "import shutil; print(shutil.which('g++'))") == "None\n"
+    run_python("-B", "program.py")
 
 
 def test_the_wheel_has_one_library_and_one_glue(fresh_python):

@@ -63,7 +63,7 @@ def test_layouts_other_than_those_of_torch_do_not_compile(option):
     if compiler is None:
         pytest.skip("no g++")
     command = [compiler, "-std=c++20", "-fsyntax-only", option, "-I", plan.ROOT / plan.INCLUDE_ROOT]
-    command += ["-x", "c++", plan.ROOT / plan.INCLUDE_ROOT / plan.INTERFACE]
+    command += ["-x", "c++", plan.ROOT / plan.INCLUDE_ROOT / plan.HEADER]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0 and "std::string has to be PyTorch's" in done.stderr
 

@@ -35,7 +35,7 @@ struct Services {
   void (*release_tiles)();
 };
 
-// Called before any kernel; the last ones that were lent count.
+// Called once, before any kernel.
 void set_services(const Services& services);
 
 const Services& services();

@@ -5,6 +5,7 @@
 #include "kernels/cpu/gemm/microkernel.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "kernels/cpu/rows/simd.h"
 
@@ -151,16 +152,26 @@ FLASH_SIMD_LEVEL("default") void multiply_at_level(const GemmCall<double, double
   multiply_tile<Registers<double, 16, 6>>(call);
 }
 #else
-// 32 registers of 16 bytes, as aarch64 has them.
+// aarch64 has 32 registers of 16 bytes; another compiler's x86-64 has 16.
 template <class Real>
 void multiply_at_level(const GemmCall<Real, Real>& call) {
+#if defined(__x86_64__)
+  multiply_tile<Registers<Real, 16, 6>>(call);
+#else
   multiply_tile<Registers<Real, 16, 4>>(call);
+#endif
 }
 #endif
 
 }  // namespace
 
-void multiply_in_registers(const GemmCall<float, float>& call) { multiply_at_level(call); }
-void multiply_in_registers(const GemmCall<double, double>& call) { multiply_at_level(call); }
+void multiply_in_registers(const GemmCall<float, float>& call) {
+  assert(call.k <= kMicrokernelTerms);
+  multiply_at_level(call);
+}
+void multiply_in_registers(const GemmCall<double, double>& call) {
+  assert(call.k <= kMicrokernelTerms);
+  multiply_at_level(call);
+}
 
 }  // namespace flash_attn_ext::cpu

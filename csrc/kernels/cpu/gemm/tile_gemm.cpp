@@ -16,7 +16,7 @@ constexpr int64_t kFewTerms = 8;
 // Whether loops over few rows are faster than the microkernel for this shape.
 bool is_small(const GemmShape& shape) { return shape.m <= kFewRows || shape.k <= kFewTerms; }
 
-// Computes a GEMM with an empty dimension, because oneDNN refuses some of these.
+// Computes a GEMM with an empty dimension: without terms nothing else would write c, and oneDNN refuses some.
 template <class Real>
 bool multiply_empty(const GemmShape& shape, Block<Real> c, Accumulate mode) {
   if (shape.m > 0 && shape.n > 0 && shape.k > 0) return false;
