@@ -44,6 +44,7 @@ help:
 	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
 	@echo "make wheels TORCH='2.11.0 newest'   a wheel in dist/ for these and this Python;  make test-wheels: test it"
 	@echo "make test-aarch64  cross-compiles for aarch64, and runs that with qemu; gets 5 GB into build/aarch64"
+	@echo "make test-cross  compiles GPU kernels of every folder for aarch64, with a cross compiler and nvcc"
 	@echo "make hub        the wheels of dist as a repository for Hugging Face's package kernels, in build/hub"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"

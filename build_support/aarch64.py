@@ -19,6 +19,9 @@ PYTHON_INCLUDE = SYSTEM / "usr" / "include" / "python3.11"
 TORCH = "2.11.0"
 
 # Results are linked with the cross compiler's C library, which may not be newer than the one that they run with.
+TOOLS = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64-static": "qemu-user-static"}
+DONE = f"complete-with-torch-{TORCH}"
+
 DEBIAN = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main"
 DEBIAN_PACKAGES = (
     *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libpython3.11-dev"),
@@ -65,7 +68,14 @@ def fetch_packages() -> None:
 
 
 if __name__ == "__main__":
-    if not PYTHON_INCLUDE.is_dir():
+    missing = [name for tool, name in TOOLS.items() if shutil.which(tool) is None]
+    if missing:
+        sys.exit(f"{' and '.join(missing)}: not installed; on Debian: apt-get install {' '.join(missing)}")
+    if not (SYSTEM / DONE).exists():  # an earlier run may have been interrupted
+        shutil.rmtree(SYSTEM, ignore_errors=True)
         fetch_system()
-    if not (PACKAGES / "torch" / "version.py").is_file():
+        (SYSTEM / DONE).touch()
+    if not (PACKAGES / DONE).exists():
+        shutil.rmtree(PACKAGES, ignore_errors=True)
         fetch_packages()
+        (PACKAGES / DONE).touch()

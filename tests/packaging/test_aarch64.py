@@ -19,6 +19,7 @@ from build_support import aarch64, jobs, plan, toolchain
 from build_support.archs import parse_archs
 from build_support.graph import Edge
 from build_support.toolchain import TorchInfo
+from support.cross_compiled import KERNELS
 
 CXX = shutil.which("aarch64-linux-gnu-g++")
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
@@ -29,19 +30,6 @@ CUDA_RUNTIME = aarch64.PACKAGES / "nvidia" / "cu13" / "lib"
 GLUE = "_C.torch-2.11.cpython-311-aarch64-linux-gnu.so"
 PTX_ONLY = "-gencode=arch=compute_90a,code=compute_90a"
 EXPORTS = {"flash_attn_ext_kernels", "flash_attn_ext_kernels_facts"}
-# One of each folder: the ones that compile fastest.
-KERNELS = (
-    *("library/gpu", "kernels/derivatives/plain_tiles", "kernels/sm80/sm80_backend", "kernels/sm90/sm90_backend"),
-    *(f"kernels/common/{name}" for name in ("cache/append_kv", "float64/float64_attention", "masks/block_table")),
-    *(f"kernels/common/{name}" for name in ("repair/repair", "sums/delta")),
-    *(f"kernels/sm80/{name}/instances/{name}_short_bias" for name in ("forward", "backward")),
-    *("kernels/sm80/forward/split/instances/forward_split_wide", "kernels/sm80/tangents/instances/tangents_f32"),
-    "kernels/sm90/forward/instances/forward_causal_alibi_f16",
-    "kernels/sm90/forward/single_tile/instances/single_tile",
-    *(f"kernels/sm90/backward/key_stationary/{name}" for name in ("key_tile_list", "instances/key_stationary_f16")),
-    "kernels/sm90/backward/query_stationary/instances/query_stationary",
-    "kernels/sm90/backward/two_pass/instances/two_pass_wide_f16",
-)
 
 pytestmark = [
     pytest.mark.skipif(CXX is None, reason="no aarch64-linux-gnu-g++"),
@@ -138,11 +126,6 @@ def gpu_objects(tmp_path_factory) -> list[Path]:
     return compile_all(edges, tmp_path_factory.mktemp("gpu"))
 
 
-def test_kernels_of_every_folder_are_tried():
-    folders = {Path(source).parent for source in plan.sources(".cu", of_glue=False)}
-    assert folders == {Path("csrc", name).parent for name in KERNELS}
-
-
 @pytest.mark.cross
 @needs_nvcc
 def test_kernels_for_gpus_compile(gpu_objects):
@@ -189,6 +172,7 @@ def run_python(package: Path, *arguments: object) -> str:
     return run(QEMU, "-L", aarch64.SYSTEM, "-E", path, aarch64.PYTHON, "-B", *arguments, cwd=package)
 
 
+@pytest.mark.cross
 @needs_torch
 def test_the_extension_links(package):
     """What it takes from elsewhere is of the library, PyTorch, Python and C++."""
@@ -199,6 +183,7 @@ def test_the_extension_links(package):
     assert not [name for name in needed if "cuda" in name or "x86" in name]
 
 
+@pytest.mark.cross
 @needs_torch
 def test_python_runs_it(package):
     said = run_python(package, "-m", "flash_attn_ext", "info")

@@ -11,6 +11,7 @@ import pytest
 from build_support import graph, plan, toolchain
 from build_support.archs import parse_archs
 from build_support.toolchain import Nvcc, TorchInfo
+from support.cross_compiled import KERNELS
 
 CSRC = Path(__file__).parents[2] / "csrc"
 NVCC = Nvcc(Path("/usr/local/cuda/bin/nvcc"), "13.0", "release 13.0, V13.0.88")
@@ -300,3 +301,8 @@ def test_run_nvcc_leaves_an_object_only_when_all_is_well(tmp_path, says, status,
     assert says in done.stdout
     assert (done.returncode == 0) == made
     assert sorted(path.name for path in target.parent.iterdir()) == (["a-1.log", "a-1.o"] if made else ["a-1.log"])
+
+
+def test_a_kernel_of_every_folder_is_compiled_for_another_cpu():
+    folders = {Path(source).parent for source in plan.sources(".cu", of_glue=False)}
+    assert folders == {Path("csrc", name).parent for name in KERNELS}
