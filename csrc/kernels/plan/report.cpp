@@ -386,7 +386,9 @@ struct JsonOfValue {
   std::string operator()(int64_t value) const { return std::to_string(value); }
   std::string operator()(const std::string& value) const { return quoted(value); }
   std::string operator()(const Sizes& value) const {
-    return "[" + std::to_string(value.first) + ", " + std::to_string(value.second) + "]";
+    std::string json = "[";
+    json += std::to_string(value.first) + ", " + std::to_string(value.second);
+    return json += "]";
   }
 };
 
