@@ -78,11 +78,11 @@ def installation() -> dict[str, str | list[str]]:
 def gpu_code(capability: tuple[int, int], archs: str) -> str | None:
     """What the library has for a GPU of this compute capability: "machine code", "PTX", which the driver compiles when
     it is loaded, or nothing. archs: those that it was compiled for, such as "8.0;9.0a+PTX". Code for 8.0 runs on every
-    8.x; kernels for 9.0a run on 9.0 alone, and portable ones on every 9.x."""
+    8.x; kernels for 9.0a run on 9.0 alone, and portable ones on every 9.x. PTX before 9.0 is that of 8.0."""
     compiled = re.findall(r"(\d+)\.(\d+)a?(\+PTX)?", archs)
     if any(capability[0] == int(major) and capability[1] >= int(minor) for major, minor, _ in compiled):
         return "machine code"
-    if any(ptx and capability >= (int(major), int(minor)) for major, minor, ptx in compiled):
+    if any(ptx and capability >= (int(major), 0 if major == "8" else int(minor)) for major, minor, ptx in compiled):
         return "PTX"
     return None
 

@@ -60,6 +60,7 @@ def test_info_says_which_files_run():
         ((8, 0), "8.0;9.0a+PTX", "machine code"),
         ((8, 9), "8.0;9.0a+PTX", "machine code"),
         ((8, 0), "8.6", None),
+        ((8, 0), "8.6+PTX", "PTX"),
         ((9, 0), "8.0;9.0a+PTX", "machine code"),
         ((9, 0), "8.0", None),
         ((9, 0), "8.0+PTX", "PTX"),
