@@ -22,17 +22,9 @@ bool cpu_readable(const at::Tensor&) { return true; }
 
 std::string on_other_device(at::Device device) { return "it reads GPU memory, and the tensors are on " + device.str(); }
 
-// `needed`: which compute capability, in words.
-std::string on_other_gpu(const library::Gpu& gpu, const char* needed) {
-  return std::string("it needs compute capability ") + needed + ", and " + gpu.name + " has " +
+std::string on_other_gpu(const library::Gpu& gpu) {
+  return std::string("it needs compute capability 9.x (Hopper), and ") + gpu.name + " has " +
          std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
-}
-
-std::string without_code(const library::Gpu& gpu) {
-  const std::string capability = std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
-  return std::string("this library was built for compute capability ") + library_facts().cuda_archs +
-         ", and has no code for " + gpu.name + ", which has " + capability +
-         "; build it with FLASH_ATTN_EXT_ARCHS=" + capability;
 }
 
 // The GPU of a device, or nullptr and a reason.
@@ -64,11 +56,7 @@ void sm80_reasons(const attention::AttentionParams& params, at::Device device, R
   const library::Gpu* gpu = find_gpu(device, reasons);
   if (gpu == nullptr) return;
   add_reason_of_fast_build(params, reasons);
-  if (gpu->major < 8) {
-    reasons.add([&] { return on_other_gpu(*gpu, "8.0 or later"); });
-  } else if (!gpu->has_code) {
-    reasons.add([&] { return without_code(*gpu); });
-  }
+  if (!gpu->has_code) reasons.add([&] { return why_no_code(*gpu); });
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
   const int64_t largest = plan::max_head_dim_sm80(params.element);
   if (head_dim > largest) {
@@ -108,7 +96,7 @@ void sm90_reasons(const attention::AttentionParams& params, at::Device device, R
   const library::Gpu* gpu = find_gpu(device, reasons);
   if (gpu == nullptr) return;
   add_reason_of_fast_build(params, reasons);
-  if (gpu->major != 9) reasons.add([&] { return on_other_gpu(*gpu, "9.x (Hopper)"); });
+  if (gpu->major != 9) reasons.add([&] { return on_other_gpu(*gpu); });
   if (!attention::is_16_bit(params.element)) {
     reasons.add([] { return std::string("it takes bfloat16 and float16 only"); });
   }

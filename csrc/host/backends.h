@@ -33,20 +33,20 @@ struct Backend {
   // Appends the new keys of a call to their cache, whatever its strides, and rotates them and q. It runs before
   // `forward` if that cannot read the cache in place.
   void append(const attention::AppendParams& params, at::Device device) const {
-    check_launch(compiled->append(params, current_stream(device)));
+    launch(device, [&](void* stream) { return compiled->append(params, stream); });
   }
   // Run the passes as the plan says, with plan->workspace_bytes of workspace. `forward` first appends new keys to their
   // cache, and rotates them and q.
   void forward(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                at::Device device) const {
-    check_launch(compiled->forward(params, *plan, workspace, current_stream(device)));
+    launch(device, [&](void* stream) { return compiled->forward(params, *plan, workspace, stream); });
   }
   void backward(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace,
                 at::Device device) const {
-    check_launch(compiled->backward(params, *plan, workspace, current_stream(device)));
+    launch(device, [&](void* stream) { return compiled->backward(params, *plan, workspace, stream); });
   }
   void delta(const attention::DeltaParams& params, at::Device device) const {
-    check_launch(compiled->delta(params, current_stream(device)));
+    launch(device, [&](void* stream) { return compiled->delta(params, stream); });
   }
 };
 

@@ -57,6 +57,15 @@ def test_gpus_that_the_library_knows(tmp_path):
     run_host_program(Path(__file__).with_name("known_gpus.cpp"), tmp_path)
 
 
+def test_no_function_of_the_library_is_called_for_a_gpu_without_code(tmp_path):
+    """The one way to a stream asks whether there is code, so it holds for every function that launches."""
+    torch_folder = Path(torch.__file__).parent
+    options = ("-isystem", torch_folder / "include", '-DFLASH_ATTN_EXT_INTERFACE="x"', '-DFLASH_ATTN_EXT_VERSION="x"')
+    libraries = (f"-L{torch_folder / 'lib'}", "-lc10", f"-Wl,-rpath,{torch_folder / 'lib'}")
+    host = plan.ROOT / plan.INCLUDE_ROOT / "host" / "library" / "library.cpp"
+    run_host_program(Path(__file__).with_name("launches.cpp"), tmp_path, host, *libraries, options=options)
+
+
 @pytest.mark.parametrize("option", ["-D_GLIBCXX_USE_CXX11_ABI=0", "-D_GLIBCXX_DEBUG"])
 def test_layouts_other_than_those_of_torch_do_not_compile(option):
     compiler = shutil.which("g++")

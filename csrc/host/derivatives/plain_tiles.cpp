@@ -51,7 +51,6 @@ int small(int64_t column) {
 }
 
 derivatives::PlainTile plain_tile(const PlainTileInputs& in) {
-  TORCH_CHECK(has_gpu_kernels(), "plain tiles run on GPUs only, and this build has no CUDA kernels");
   const at::Tensor& products = in.products;
   TORCH_CHECK(products.is_cuda(), "products is on ", products.device(), ", expected a GPU");
   check_rank("products", products, 3, "(pairs, rows, keys)");
@@ -90,11 +89,10 @@ std::array<std::optional<at::Tensor>, 2> plain_weights(const PlainTileInputs& ti
   check_tensor("lse_tangent", lse_tangent, tile.lse.sizes(), tile.products);
   const c10::DeviceGuard guard(tile.products.device());
   const std::array results = {result(tile, wants_weights), result(tile, tile.product_tangents.has_value())};
-  check_launch(kernels().gpu.plain_weights(params,
-                                           {.weights = memory_of(results[0]),
+  const derivatives::PlainWeights wanted = {.weights = memory_of(results[0]),
                                             .weighted = memory_of(results[1]),
-                                            .lse_tangent = lse_tangent.mutable_data_ptr<float>()},
-                                           current_stream(tile.products.device())));
+                                            .lse_tangent = lse_tangent.mutable_data_ptr<float>()};
+  launch(tile.products.device(), [&](void* stream) { return kernels().gpu.plain_weights(params, wanted, stream); });
   return results;
 }
 
@@ -115,7 +113,7 @@ std::array<std::optional<at::Tensor>, 3> plain_gradients(const PlainTileInputs& 
   given.weight_tangents = memory_of(results[0]);
   given.score_gradients = memory_of(results[1]);
   given.score_gradient_tangents = memory_of(results[2]);
-  check_launch(kernels().gpu.plain_gradients(params, given, current_stream(products.device())));
+  launch(products.device(), [&](void* stream) { return kernels().gpu.plain_gradients(params, given, stream); });
   return results;
 }
 

@@ -90,7 +90,7 @@ std::optional<std::array<at::Tensor, 2>> attention_tangents(const AttentionInput
   params.lse_tangent = written_statistic_view(results[1]);
   RECORD_FUNCTION(range_name("tangents", backend.name, text_of(kernels().describe_tangents, plan)),
                   c10::ArrayRef<const c10::IValue>{});
-  check_launch(kernels().gpu.tangents(params, plan, current_stream(in.q.device())));
+  launch(in.q.device(), [&](void* stream) { return kernels().gpu.tangents(params, plan, stream); });
   return results;
 }
 

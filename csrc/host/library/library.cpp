@@ -17,6 +17,32 @@ namespace {
 
 const library::Kernels* the_kernels = nullptr;
 
+void check_status(library::Status status) {
+  if (status == 0) return;
+  if (status == library::kNoMemory) throw std::bad_alloc();
+  const std::string error = the_kernels->gpu.take_error(status);
+  throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, status,
+                              "CUDA error: " + error +
+                                  "\nIt may come from an earlier call, because kernels run asynchronously; with "
+                                  "CUDA_LAUNCH_BLOCKING=1 they do not.");
+}
+
+void require_code(at::Device device) {
+  if (!device.is_cuda()) return;
+  TORCH_CHECK(has_gpu_kernels(), "tensors are on ", device, ", and this library was built without CUDA");
+  const library::Gpu& gpu = gpu_of(device);
+  TORCH_CHECK(gpu.has_code, why_no_code(gpu));
+}
+
+void* current_stream(at::Device device) {
+  if (!device.is_cuda()) return nullptr;
+  void* stream = nullptr;
+  TORCH_INTERNAL_ASSERT(aoti_torch_get_current_cuda_stream != nullptr,
+                        "a tensor is on a GPU, but this PyTorch has no CUDA");
+  TORCH_INTERNAL_ASSERT(aoti_torch_get_current_cuda_stream(device.index(), &stream) == 0);
+  return stream;
+}
+
 }  // namespace
 
 void connect_library() {
@@ -37,27 +63,22 @@ bool has_gpu_kernels() { return the_kernels->gpu.gpu != nullptr; }
 
 const library::Gpu& gpu_of(at::Device device) {
   const library::Gpu& gpu = the_kernels->gpu.gpu(device.index());
-  check_launch(gpu.status);
+  check_status(gpu.status);
   return gpu;
 }
 
-void* current_stream(at::Device device) {
-  if (!device.is_cuda()) return nullptr;
-  void* stream = nullptr;
-  TORCH_INTERNAL_ASSERT(aoti_torch_get_current_cuda_stream != nullptr,
-                        "a tensor is on a GPU, but this PyTorch has no CUDA");
-  TORCH_INTERNAL_ASSERT(aoti_torch_get_current_cuda_stream(device.index(), &stream) == 0);
-  return stream;
+std::string why_no_code(const library::Gpu& gpu) {
+  const std::string capability = std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
+  if (gpu.major < 8)
+    return std::string("kernels need compute capability 8.0 or later, and ") + gpu.name + " has " + capability;
+  return std::string("this library was built for compute capability ") + library_facts().cuda_archs +
+         ", and has no code for " + gpu.name + ", which has " + capability +
+         "; build it with FLASH_ATTN_EXT_ARCHS=" + capability;
 }
 
-void check_launch(library::Status status) {
-  if (status == 0) return;
-  if (status == library::kNoMemory) throw std::bad_alloc();
-  const std::string error = the_kernels->gpu.take_error(status);
-  throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, status,
-                              "CUDA error: " + error +
-                                  "\nIt may come from an earlier call, because kernels run asynchronously; with "
-                                  "CUDA_LAUNCH_BLOCKING=1 they do not.");
+void launch(at::Device device, c10::function_ref<library::Status(void* stream)> function) {
+  require_code(device);
+  check_status(function(current_stream(device)));
 }
 
 }  // namespace flash_attn_ext::host

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
 
 #include <new>
 #include <string>
@@ -25,8 +26,14 @@ bool has_gpu_kernels();
 // What the library knows of a GPU. Throws what the CUDA runtime says if it cannot be asked.
 const library::Gpu& gpu_of(at::Device device);
 
-// The current stream of the current device, if that is a GPU; nullptr on the CPU.
-void* current_stream(at::Device device);
+// Why the library cannot run anything on a GPU that it has no code for.
+std::string why_no_code(const library::Gpu& gpu);
+
+// Runs a function of the library that launches kernels. `device` is the current one, and `function` gets its current
+// stream, or nullptr on the CPU. Throws an error before it calls the function if the library has no kernels for GPUs,
+// or no code for this one. Throws torch.AcceleratorError if the function returns an error of the CUDA runtime, and
+// std::bad_alloc for kNoMemory.
+void launch(at::Device device, c10::function_ref<library::Status(void* stream)> function);
 
 // A plan of the library, which is freed with this object. Throws std::bad_alloc if there was no memory for it.
 template <class Planned>
@@ -60,8 +67,5 @@ std::string text_of(void (*write)(Plan plan, const library::TextSink& text), std
                }});
   return text;
 }
-
-// Throws torch.AcceleratorError for an error of the CUDA runtime, and std::bad_alloc for kNoMemory.
-void check_launch(library::Status status);
 
 }  // namespace flash_attn_ext::host

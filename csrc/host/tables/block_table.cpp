@@ -28,14 +28,14 @@ at::Tensor block_table(const at::Tensor& counts, const at::Tensor& indices, int6
   const at::Tensor table = at::empty(sizes, counts.options().dtype(at::kBool));
   const at::Tensor all_counts = counts.contiguous();
   const at::Tensor all_indices = indices.contiguous();
-  check_launch(kernels().gpu.block_table({.counts = all_counts.const_data_ptr(),
-                                          .indices = all_indices.const_data_ptr(),
-                                          .in_64_bits = dtype == at::kLong,
-                                          .rows = counts.numel(),
-                                          .most = indices.size(-1),
-                                          .width = width,
-                                          .table = table.mutable_data_ptr<bool>()},
-                                         current_stream(counts.device())));
+  const common::BlockTable params = {.counts = all_counts.const_data_ptr(),
+                                     .indices = all_indices.const_data_ptr(),
+                                     .in_64_bits = dtype == at::kLong,
+                                     .rows = counts.numel(),
+                                     .most = indices.size(-1),
+                                     .width = width,
+                                     .table = table.mutable_data_ptr<bool>()};
+  launch(counts.device(), [&](void* stream) { return kernels().gpu.block_table(params, stream); });
   return table;
 }
 

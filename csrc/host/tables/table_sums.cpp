@@ -60,7 +60,7 @@ at::Tensor look_up(const at::Tensor& table, const at::Tensor& entries) {
   TORCH_CHECK(table.size(1) > 0, "table has shape ", table.sizes(), ", expected at least one entry");
   const c10::DeviceGuard guard(table.device());
   const at::Tensor to = at::empty({table.size(0), entries.size(0)}, table.options());
-  check_launch(kernels().gpu.look_up({.table = table.const_data_ptr(),
+  const common::TableLookUp params = {.table = table.const_data_ptr(),
                                       .element_bytes = table.element_size(),
                                       .rows = table.size(0),
                                       .num_entries = table.size(1),
@@ -68,8 +68,8 @@ at::Tensor look_up(const at::Tensor& table, const at::Tensor& entries) {
                                       .entry_stride = table.stride(1),
                                       .entries = entries.const_data_ptr<int32_t>(),
                                       .columns = entries.size(0),
-                                      .to = to.mutable_data_ptr()},
-                                     current_stream(table.device())));
+                                      .to = to.mutable_data_ptr()};
+  launch(table.device(), [&](void* stream) { return kernels().gpu.look_up(params, stream); });
   return to;
 }
 
@@ -102,7 +102,7 @@ at::Tensor table_sums(const at::Tensor& values, const at::Tensor& entries, int64
   const at::Tensor partial_sums =
       at::empty({params.num_splits(), rows.size(0), num_entries}, values.options().dtype(accumulate));
   params.partial_sums = partial_sums.mutable_data_ptr();
-  check_launch(kernels().gpu.table_sums(params, current_stream(values.device())));
+  launch(values.device(), [&](void* stream) { return kernels().gpu.table_sums(params, stream); });
   return sums;
 }
 
