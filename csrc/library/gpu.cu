@@ -11,7 +11,7 @@
 #include "kernels/sm90/sm90_backend.h"
 #endif
 #include "library/gpu_code.h"
-#include "library/kept_gpus.h"
+#include "library/gpu_descriptions.h"
 #include "library/table.h"
 
 namespace flash_attn_ext::library {
@@ -38,10 +38,10 @@ Gpu describe_gpu(int device) {
 }
 
 const Gpu& gpu(int device) {
-  static KeptGpus gpus;
+  static GpuDescriptions descriptions;
   static const Gpu kNoDevice = {.status = cudaErrorInvalidDevice};
-  if (device < 0 || device >= KeptGpus::kMost) return kNoDevice;
-  return gpus.of(device, [&] { return describe_gpu(device); });
+  if (device < 0 || device >= GpuDescriptions::kMost) return kNoDevice;
+  return descriptions.of(device, [&] { return describe_gpu(device); });
 }
 
 const char* take_error(Status status) {

@@ -1,14 +1,16 @@
-// What the library keeps of GPUs, and for which of them it has code. Ends with how much of it is wrong.
+// Descriptions of GPUs that the library keeps, and for which GPUs it has code. Ends with how much of it is wrong.
+#include <chrono>
 #include <cstdio>
+#include <future>
 
 #include "library/gpu_code.h"
-#include "library/kept_gpus.h"
+#include "library/gpu_descriptions.h"
 
 namespace {
 
 using flash_attn_ext::library::Gpu;
+using flash_attn_ext::library::GpuDescriptions;
 using flash_attn_ext::library::has_code_for;
-using flash_attn_ext::library::KeptGpus;
 
 int num_wrong = 0;
 
@@ -18,8 +20,8 @@ void expect(bool holds, const char* what) {
   ++num_wrong;
 }
 
-void check_kept_gpus() {
-  static KeptGpus gpus;
+void check_descriptions() {
+  static GpuDescriptions gpus;
   int num_asked = 0;
   const auto answer = [&](int status, int major) {
     return [&num_asked, status, major] {
@@ -32,6 +34,23 @@ void check_kept_gpus() {
   expect(gpus.of(3, answer(0, 9)).major == 9, "and gets the GPU once there is one");
   expect(gpus.of(3, answer(35, 0)).major == 9 && num_asked == 3, "a GPU is kept");
   expect(gpus.of(4, answer(0, 8)).major == 8 && gpus.of(3, answer(0, 1)).major == 9, "each device has its own");
+}
+
+void check_that_devices_do_not_wait_for_each_other() {
+  static GpuDescriptions gpus;
+  std::promise<void> asked, may_answer;
+  const auto slow = std::async(std::launch::async, [&] {
+    gpus.of(0, [&] {
+      asked.set_value();
+      may_answer.get_future().wait();
+      return Gpu{.major = 8};
+    });
+  });
+  asked.get_future().wait();
+  const auto quick = std::async(std::launch::async, [&] { return gpus.of(1, [] { return Gpu{.major = 9}; }).major; });
+  const bool waits = quick.wait_for(std::chrono::seconds(20)) != std::future_status::ready;
+  may_answer.set_value();
+  expect(!waits, "a device is described while another one is asked");
 }
 
 void check_code() {
@@ -48,7 +67,8 @@ void check_code() {
 }  // namespace
 
 int main() {
-  check_kept_gpus();
+  check_descriptions();
+  check_that_devices_do_not_wait_for_each_other();
   check_code();
   return num_wrong;
 }

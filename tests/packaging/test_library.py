@@ -53,8 +53,9 @@ def test_a_program_without_torch_runs_the_kernels(tmp_path):
 
 
 def test_gpus_that_the_library_knows(tmp_path):
-    """A failure to describe a GPU is not kept, and a GPU without code is known before a launch."""
-    run_host_program(Path(__file__).with_name("known_gpus.cpp"), tmp_path)
+    """A failure to describe a GPU is not kept, no GPU waits for another one to be described, and a GPU without code is
+    known before a launch."""
+    run_host_program(Path(__file__).with_name("known_gpus.cpp"), tmp_path, options=("-pthread",))
 
 
 def test_no_function_of_the_library_is_called_for_a_gpu_without_code(tmp_path):

@@ -1,4 +1,4 @@
-// What is known of each GPU.
+// Descriptions of GPUs, each of which is asked for once.
 #pragma once
 
 #include <atomic>
@@ -8,20 +8,20 @@
 
 namespace flash_attn_ext::library {
 
-class KeptGpus {
+class GpuDescriptions {
  public:
   static constexpr int kMost = 128;
 
-  // ask(): the GPU of a device from 0 to kMost - 1. An answer is kept, since each call asks. A failure is not, since a
-  // driver may be ready later: the next call asks again, and what this one returns lasts until the thread's next
-  // failure.
-  template <class Ask>
-  const Gpu& of(int device, Ask ask) {
+  // describe(): the description of a device from 0 to kMost - 1. It is kept, since each call needs it. A failure is
+  // not, since a driver may be ready later: the next call asks again, and what this one returns lasts until the
+  // thread's next failure. While one device is asked, calls for others do not wait.
+  template <class Describe>
+  const Gpu& of(int device, Describe describe) {
     Entry& entry = entries_[device];
     if (entry.is_known.load(std::memory_order_acquire)) return entry.gpu;
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(entry.mutex);
     if (entry.is_known.load(std::memory_order_relaxed)) return entry.gpu;
-    const Gpu answer = ask();
+    const Gpu answer = describe();
     if (answer.status != 0) {
       thread_local Gpu failure;
       return failure = answer;
@@ -34,9 +34,9 @@ class KeptGpus {
  private:
   struct Entry {
     std::atomic<bool> is_known = false;
+    std::mutex mutex;
     Gpu gpu = {};
   };
-  std::mutex mutex_;
   Entry entries_[kMost];
 };
 
