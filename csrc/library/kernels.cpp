@@ -13,7 +13,7 @@ namespace flash_attn_ext::library {
 namespace {
 
 template <class Function>
-Status run_on_cpu(const Function& function) {
+Status run(const Function& function) {
   try {
     function();
   } catch (const std::bad_alloc&) {
@@ -23,11 +23,11 @@ Status run_on_cpu(const Function& function) {
 }
 
 Status cpu_append(const attention::AppendParams& params, void*) {
-  return run_on_cpu([&] { cpu::append_kv(params); });
+  return run([&] { cpu::append_kv(params); });
 }
 
 Status cpu_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void*, void*) {
-  return run_on_cpu([&] {
+  return run([&] {
     if (params.append.present()) cpu::append_kv(params.append);
     cpu::forward(params, plan.keys_per_split);
   });
@@ -55,11 +55,11 @@ void compute_gradients(const attention::BackwardParams& given, const plan::Backw
 }
 
 Status cpu_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace, void*) {
-  return run_on_cpu([&] { compute_gradients(params, plan, workspace); });
+  return run([&] { compute_gradients(params, plan, workspace); });
 }
 
 Status cpu_delta(const attention::DeltaParams& params, void*) {
-  return run_on_cpu([&] { cpu::delta(params); });
+  return run([&] { cpu::delta(params); });
 }
 
 // What passes the boundary has no constructor or destructor that both sides would have to agree on.
@@ -94,24 +94,16 @@ PlannedBackward plan_backward(const attention::BackwardParams& params, const pla
   }
 }
 
-template <class MakeText>
-void write(const TextSink& sink, const MakeText& make_text) {
-  try {
-    const std::string text = make_text();
-    sink.append(sink.context, text.c_str());
-  } catch (const std::bad_alloc&) {
-  }
+template <class Plan>
+Status describe(const Plan& plan, const TextSink& sink) {
+  return run([&] { sink.append(sink.context, plan::describe(plan).c_str()); });
 }
 
 template <class Plan>
-void describe(const Plan& plan, const TextSink& sink) {
-  write(sink, [&] { return plan::describe(plan); });
-}
-
-template <class Plan>
-void report(const Plan* plan, const TextSink& sink) {
-  write(sink, [&] {
-    return plan::json_of(plan ? plan::report(*plan) : plan::Report{.kernel = "nothing: there are no heads"});
+Status report(const Plan* plan, const TextSink& sink) {
+  return run([&] {
+    const plan::Report report = plan ? plan::report(*plan) : plan::Report{.kernel = "nothing: there are no heads"};
+    sink.append(sink.context, plan::json_of(report).c_str());
   });
 }
 

@@ -44,9 +44,9 @@ struct Facts {
   const char* fast_build;      // what its GPU kernels take, if some were left out; nullptr in a whole build
 };
 
-// What a launch returns: 0, the CUDA runtime's error, or one of these.
+// What a launch returns, or a function that writes a text: 0, the CUDA runtime's error, or one of these.
 using Status = int;
-inline constexpr Status kNoMemory = -1;  // a CPU kernel could not allocate its buffers
+inline constexpr Status kNoMemory = -1;  // a CPU kernel could not allocate its buffers, or a text was not written
 
 // A plan, and what its caller must know of it. `plan` is nullptr if there was no memory for it; Kernels::free_forward
 // and free_backward free it.
@@ -61,7 +61,8 @@ struct PlannedBackward {
   bool writes_dbias_once;  // each element in the bias's own type; otherwise it is added to zeros of the accumulate type
 };
 
-// Where a text goes. `append` gets its parts, each of which ends with a 0, and throws nothing.
+// Where a text goes. `append` gets its parts, each of which ends with a 0. It may throw std::bad_alloc: the function
+// that writes the text then returns kNoMemory.
 struct TextSink {
   void* context;
   void (*append)(void* context, const char* part);
@@ -116,14 +117,14 @@ struct Kernels {
   plan::TangentPlan (*plan_tangents)(const attention::TangentParams& params, const plan::Limits& limits);
   void (*free_forward)(const plan::ForwardPlan* plan);
   void (*free_backward)(const plan::BackwardPlan* plan);
-  // A plan as text, for people and profiles; without memory it ends early.
-  void (*describe_forward)(const plan::ForwardPlan& plan, const TextSink& text);
-  void (*describe_backward)(const plan::BackwardPlan& plan, const TextSink& text);
-  void (*describe_tangents)(const plan::TangentPlan& plan, const TextSink& text);
+  // A plan as text, for people and profiles.
+  Status (*describe_forward)(const plan::ForwardPlan& plan, const TextSink& text);
+  Status (*describe_backward)(const plan::BackwardPlan& plan, const TextSink& text);
+  Status (*describe_tangents)(const plan::TangentPlan& plan, const TextSink& text);
   // A plan as JSON, under the names of the fields of flash_attn_ext/_explanation.py; nullptr: no kernel runs, since
   // there are no heads.
-  void (*report_forward)(const plan::ForwardPlan* plan, const TextSink& text);
-  void (*report_backward)(const plan::BackwardPlan* plan, const TextSink& text);
+  Status (*report_forward)(const plan::ForwardPlan* plan, const TextSink& text);
+  Status (*report_backward)(const plan::BackwardPlan* plan, const TextSink& text);
 };
 
 }  // namespace flash_attn_ext::library

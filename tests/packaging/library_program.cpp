@@ -8,6 +8,7 @@
 #include <limits>
 #include <new>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cpu/rows/narrow_float.h"
@@ -184,6 +185,20 @@ void fail_each_allocation(const char* what, int least, const Attempt& attempt) {
   }
 }
 
+// Whether a function writes a text; otherwise it has to say that there was no memory, also where the text's receiver
+// had none.
+template <class Write>
+bool writes_text(const Write& write) {
+  std::string text;
+  const auto append = [](void* context, const char* part) { static_cast<std::string*>(context)->append(part); };
+  const library::Status status = write({.context = &text, .append = append});
+  if (status != (text.empty() ? library::kNoMemory : 0)) {
+    std::fprintf(stderr, "status %d, and a text of %zu bytes\n", status, text.size());
+    ++num_wrong;
+  }
+  return status == 0;
+}
+
 void check_failed_allocations(const library::Kernels& kernels, const library::Backend& cpu) {
   float rows[kDim] = {};
   attention::BackwardParams params;
@@ -205,11 +220,10 @@ void check_failed_allocations(const library::Kernels& kernels, const library::Ba
     return cpu.backward(params, *planned.plan, workspace.data(), nullptr) != library::kNoMemory;
   });
   fail_each_allocation("report_backward", 1, [&] {
-    bool written = false;
-    kernels.report_backward(planned.plan, {.context = &written, .append = [](void* context, const char*) {
-                                             *static_cast<bool*>(context) = true;
-                                           }});
-    return written;
+    return writes_text([&](const library::TextSink& sink) { return kernels.report_backward(planned.plan, sink); });
+  });
+  fail_each_allocation("describe_backward", 1, [&] {
+    return writes_text([&](const library::TextSink& sink) { return kernels.describe_backward(*planned.plan, sink); });
   });
   kernels.free_backward(planned.plan);
 }

@@ -58,13 +58,13 @@ class OwnedPlan {
 using ForwardPlan = OwnedPlan<library::PlannedForward>;
 using BackwardPlan = OwnedPlan<library::PlannedBackward>;
 
-// The text that a function of the library writes of a plan.
+// The text that a function of the library writes of a plan. Throws std::bad_alloc without memory for it.
 template <class Plan>
-std::string text_of(void (*write)(Plan plan, const library::TextSink& text), std::type_identity_t<Plan> plan) {
+std::string text_of(library::Status (*write)(Plan plan, const library::TextSink& text),
+                    std::type_identity_t<Plan> plan) {
   std::string text;
-  write(plan, {.context = &text, .append = [](void* context, const char* part) noexcept {
-                 static_cast<std::string*>(context)->append(part);
-               }});
+  const auto append = [](void* context, const char* part) { static_cast<std::string*>(context)->append(part); };
+  if (write(plan, {.context = &text, .append = append}) == library::kNoMemory) throw std::bad_alloc();
   return text;
 }
 
