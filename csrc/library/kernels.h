@@ -26,11 +26,6 @@ struct ForwardPlan;
 struct BackwardPlan;
 }  // namespace flash_attn_ext::plan
 
-// The interface is a digest of text, which does not have the compiler's choice of layouts.
-#if !_GLIBCXX_USE_CXX11_ABI || defined(_GLIBCXX_DEBUG)
-#error "std::string has to be PyTorch's: libstdc++, with the C++11 ABI and without debug mode"
-#endif
-
 namespace flash_attn_ext::library {
 
 // `interface` and `version` stay first in every version: they are read before it is known which one the library has.
