@@ -33,7 +33,7 @@ Wrong tensors raise RuntimeError, wrong option values ValueError.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
@@ -315,6 +315,10 @@ def passes_of_fronts() -> list[int]:
 
 def recorded_backward_passes() -> int:
     """How many backward passes those nodes have run in this process, and those of all other calls of this library."""
+
+def gpu_code(capability: tuple[int, int], archs: str) -> Literal["machine code", "PTX"] | None:
+    """What a library that was compiled for archs, such as "8.0;9.0a+PTX", has for a GPU of this compute capability:
+    machine code, PTX, which the driver compiles when it is loaded, or nothing. Needs no GPU."""
 
 class _BuildInfo(TypedDict):
     """version, compiler: of the kernels' library. torch_version: that the extension was built for. cuda_version,

@@ -33,7 +33,7 @@ Gpu describe_gpu(int device) {
   gpu.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   gpu.l2_bytes = properties.l2CacheSize;
   gpu.sms = properties.multiProcessorCount;
-  gpu.has_code = has_code_for(gpu.major, gpu.minor, FLASH_ATTN_EXT_CUDA_ARCHS);
+  gpu.has_code = code_for(gpu.major, gpu.minor, FLASH_ATTN_EXT_CUDA_ARCHS) != nullptr;
   return gpu;
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/report.h"
+#include "library/gpu_code.h"
 #include "library/table.h"
 
 namespace flash_attn_ext::library {
@@ -140,6 +141,7 @@ void add_cpu_kernels(Kernels& table) {
 
 Kernels make_table() {
   Kernels table{};
+  table.code_for = [](int major, int minor, const char* archs) { return code_for(major, minor, archs); };
   add_plans(table);
   add_cpu_kernels(table);
 #if FLASH_ATTN_EXT_WITH_CUDA

@@ -109,6 +109,9 @@ struct GpuFunctions {
 struct Kernels {
   Backend backends[kNumBackends];  // in order of preference
   GpuFunctions gpu;
+  // What a library that was compiled for `archs`, as in Facts, has for a GPU of a compute capability: "machine code",
+  // "PTX" or nullptr. A library without CUDA answers too.
+  const char* (*code_for)(int major, int minor, const char* archs);
   plan::TangentPlan (*plan_tangents)(const attention::TangentParams& params, const plan::Limits& limits);
   void (*free_forward)(const plan::ForwardPlan* plan);
   void (*free_backward)(const plan::BackwardPlan* plan);

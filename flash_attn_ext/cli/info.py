@@ -13,7 +13,7 @@ from flash_attn_ext import _C
 from flash_attn_ext._load import minor_version
 from flash_attn_ext.cli.accuracy import compare
 from flash_attn_ext.cli.cases import CASES
-from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_code, gpu_verdict, installation, machine, versions
+from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_verdict, installation, machine, versions
 from flash_attn_ext.cli.portable import HOPPER, passes_on_portable_kernels
 from flash_attn_ext.functional import explain
 
@@ -143,7 +143,7 @@ def _cuda_rows(build: dict) -> list[Row]:
         return [("CUDA sources", f"not built: {build['cuda_not_built']}", WARNING)]
     code: dict[str | None, list[str]] = {"machine code": [], "PTX": [], None: []}
     for major, minor in CAPABILITIES:
-        code[gpu_code((major, minor), build["cuda_archs"])].append(f"{major}.{minor}")
+        code[_C.gpu_code((major, minor), build["cuda_archs"])].append(f"{major}.{minor}")
     texts = [f"{name} for {', '.join(gpus)}" for name, gpus in code.items() if name and gpus]
     fast = [("", f"a fast build: {build['fast_build']} only", WARNING)] if build["fast_build"] else []
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from pathlib import Path
 
@@ -75,18 +74,6 @@ def installation() -> dict[str, str | list[str]]:
     }
 
 
-def gpu_code(capability: tuple[int, int], archs: str) -> str | None:
-    """What the library has for a GPU of this compute capability: "machine code", "PTX", which the driver compiles when
-    it is loaded, or nothing. archs: those that it was compiled for, such as "8.0;9.0a+PTX". Code for 8.0 runs on every
-    8.x; kernels for 9.0a run on 9.0 alone, and portable ones on every 9.x. PTX before 9.0 is that of 8.0."""
-    compiled = re.findall(r"(\d+)\.(\d+)a?(\+PTX)?", archs)
-    if any(capability[0] == int(major) and capability[1] >= int(minor) for major, minor, _ in compiled):
-        return "machine code"
-    if any(ptx and capability >= (int(major), 0 if major == "8" else int(minor)) for major, minor, ptx in compiled):
-        return "PTX"
-    return None
-
-
 def explain_on(device: str, dtype: torch.dtype = torch.bfloat16) -> Explanation:
     """The explanation of a small call on that device."""
     q = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device)
@@ -102,7 +89,7 @@ def gpu_verdict() -> str:
     gpu = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}"
     explanation = explain_on("cuda")
     if explanation.backend:
-        code = gpu_code((major, minor), _C.build_info()["cuda_archs"] or "")
+        code = _C.gpu_code((major, minor), _C.build_info()["cuda_archs"] or "")
         return f"{gpu}: runs on backend {explanation.backend}, from {code or 'no code of this library'}"
     why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in explanation.reasons.items())
     not_built = _C.build_info().get("cuda_not_built")

@@ -70,7 +70,7 @@ def test_info_says_which_files_run():
     ],
 )
 def test_which_code_a_gpu_runs(capability, archs, code):
-    assert machine.gpu_code(capability, archs) == code
+    assert flash_attn_ext._C.gpu_code(capability, archs) == code
 
 
 def test_info_lists_gpus_with_machine_code_and_with_ptx():
