@@ -56,8 +56,9 @@ LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={EXPORTS}"]
 GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags", "-Wl,--no-as-needed"]
 
 
-# A fast build has bfloat16 and head dims up to 128: these sources are of other types, or of larger head dims alone. In
-# others the macro of its name leaves kernels out.
+# A fast build has bfloat16 and head dims up to that of this header: these sources are of other types, or of larger head
+# dims alone. In others the macro of its name leaves kernels out.
+FAST_BUILD_HEADER = "csrc/kernels/config/fast_build.h"
 LEFT_OUT_OF_FAST_BUILDS = re.compile(r"_(f16|f32|wide)|/float64")
 
 
@@ -112,8 +113,15 @@ def make_plan(torch: TorchInfo) -> Plan:
     wish = os.environ.get("FLASH_ATTN_EXT_ARCHS")
     chosen = archs.choose_archs(wish, [] if wish else archs.find_capabilities(), archs.find_supported(nvcc))
     fast = toolchain.is_set("FLASH_ATTN_EXT_FAST_BUILD")
-    message += f", for {';'.join(map(str, chosen))}" + (", bfloat16 and head dims up to 128 only" if fast else "")
+    message += f", for {';'.join(map(str, chosen))}"
+    message += f", bfloat16 and head dims up to {fast_build_head_dim()} only" if fast else ""
     return Plan(torch, cxx, python_include, nvcc, message, chosen, fast)
+
+
+def fast_build_head_dim() -> int:
+    return int(
+        re.search(r"kFastBuildHeadDim = (\d+);", (ROOT / FAST_BUILD_HEADER).read_text(encoding="utf-8")).group(1)
+    )
 
 
 def reused_library() -> Path | None:

@@ -43,12 +43,13 @@ const library::Gpu* find_gpu(at::Device device, Reasons& reasons) {
 }
 
 void add_reason_of_fast_build(const attention::AttentionParams& params, Reasons& reasons) {
-  if (library_facts().fast_build == nullptr) return;
+  const int64_t largest = library_facts().fast_build_head_dim;
+  if (largest == 0) return;
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
-  if (params.element == attention::ElementType::kBFloat16 && head_dim <= kFastBuildHeadDim) return;
-  reasons.add([] {
+  if (params.element == attention::ElementType::kBFloat16 && head_dim <= largest) return;
+  reasons.add([&] {
     return "this library was built with FLASH_ATTN_EXT_FAST_BUILD=1, and has only bfloat16 with head dims up to " +
-           std::to_string(kFastBuildHeadDim) + " for GPUs";
+           std::to_string(largest) + " for GPUs";
   });
 }
 

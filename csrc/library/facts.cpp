@@ -1,3 +1,4 @@
+#include "kernels/config/fast_build.h"
 #include "library/kernels.h"
 
 namespace {
@@ -25,9 +26,9 @@ const flash_attn_ext::library::Facts* flash_attn_ext_kernels_facts() {
     .cuda_not_built = FLASH_ATTN_EXT_NOT_BUILT,
 #endif
 #if FLASH_ATTN_EXT_FAST_BUILD
-    .fast_build = "bfloat16, head dims up to 128",
+    .fast_build_head_dim = flash_attn_ext::kFastBuildHeadDim,
 #else
-    .fast_build = nullptr,
+    .fast_build_head_dim = 0,
 #endif
   };
   return &kFacts;

@@ -14,7 +14,6 @@
 #include "attention/params.h"
 #include "kernels/common/masks/block_table.h"
 #include "kernels/common/sums/table_sums.h"
-#include "kernels/config/fast_build.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
 #include "kernels/derivatives/plain_tile.h"
@@ -33,10 +32,10 @@ struct Facts {
   const char* interface;
   const char* version;
   const char* compiler;
-  const char* cuda_version;    // of nvcc and of the CUDA runtime inside; nullptr without CUDA
-  const char* cuda_archs;      // "8.0;9.0a+PTX"; nullptr without CUDA
-  const char* cuda_not_built;  // why; nullptr with CUDA
-  const char* fast_build;      // what its GPU kernels take, if some were left out; nullptr in a whole build
+  const char* cuda_version;     // of nvcc and of the CUDA runtime inside; nullptr without CUDA
+  const char* cuda_archs;       // "8.0;9.0a+PTX"; nullptr without CUDA
+  const char* cuda_not_built;   // why; nullptr with CUDA
+  int64_t fast_build_head_dim;  // up to which a fast build has GPU kernels, of bfloat16 alone; 0 in a whole build
 };
 
 // What a launch returns, or a function that writes a text: 0, the CUDA runtime's error, or one of these.

@@ -8,6 +8,7 @@ import pytest
 
 import flash_attn_ext
 import flash_attn_ext.reference
+from build_support import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("", "docs", "docs/kernels", "docs/kernels/log", "csrc", "tests", "benchmarks/results")
@@ -121,6 +122,12 @@ def variables_of_the_sources() -> set[str]:
             found |= set(re.findall(r"environ(?:\.get\(|\[)[\"'](\w+)[\"']", text))
     found |= set(re.findall(r"\bFLASH_ATTN_EXT_[A-Z_]+", (ROOT / "Makefile").read_text(encoding="utf-8")))
     return found
+
+
+def test_the_bound_of_a_fast_build_is_that_of_the_code():
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    row = re.search(r"^\| `FLASH_ATTN_EXT_FAST_BUILD` .*head dims up to (\d+)", page, re.MULTILINE)
+    assert row and int(row.group(1)) == plan.fast_build_head_dim()
 
 
 def test_every_variable_of_the_environment_has_a_row():
