@@ -80,7 +80,7 @@ class Plan(NamedTuple):
 
     @property
     def glue_dir(self) -> Path:
-        return Path("build") / f"{sys.implementation.cache_tag}-torch-{self.torch.version}"
+        return Path("build") / f"glue-{platform.machine()}-{sys.implementation.cache_tag}-torch-{self.torch.version}"
 
     @property
     def glue_name(self) -> str:

@@ -6,6 +6,7 @@ libraries to link with are used of it: it is unpacked without what it depends on
 
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def torch_folder(wanted: str) -> Path:
         0
     ] == wanted:
         return Path(own.origin).parent
-    target = ROOT / "build" / "torch" / sys.implementation.cache_tag / wanted
+    target = ROOT / "build" / "torch" / platform.machine() / sys.implementation.cache_tag / wanted
     if not (target / "torch" / "version.py").is_file():
         requirement = "torch" if wanted == "newest" else f"torch=={wanted}"
         subprocess.run([*PIP, "install", "--no-deps", "--target", str(target), requirement], check=True)

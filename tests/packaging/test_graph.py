@@ -112,6 +112,12 @@ def test_the_library_is_the_same_for_every_torch(tree):
     assert (make_plan().glue_name[:13], other.glue_name[:13]) == ("_C.torch-2.11", "_C.torch-2.15")
 
 
+def test_machines_that_share_a_checkout_build_in_folders_of_their_own(monkeypatch):
+    folders = {make_plan().library_dir, make_plan().glue_dir}
+    monkeypatch.setattr(plan.platform, "machine", lambda: "aarch64")
+    assert not folders & {make_plan().library_dir, make_plan().glue_dir}
+
+
 def test_cpu_only_build_has_no_cuda_in_it(tree):
     made = objects(make_plan(cuda=False))
     assert {edge.rule for edge in made.values()} == {"cxx"}
