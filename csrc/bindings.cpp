@@ -163,6 +163,16 @@ py::dict build_info() {
   return info;
 }
 
+void define_build_facts(py::module_& module) {
+  module.def(
+      "gpu_code",
+      [](std::pair<int, int> capability, const std::string& archs) {
+        return kernels().code_for(capability.first, capability.second, archs.c_str());
+      },
+      "\"machine code\", \"PTX\" or None: what a library that was compiled for archs has for a GPU.");
+  module.def("build_info", &build_info, "How this library was built, and its backends in the order they are tried.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -240,13 +250,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       "log(name, tensor, needed) is called for each tensor that is copied because no kernel can read it in place.");
 
-  module.def(
-      "gpu_code",
-      [](std::pair<int, int> capability, const std::string& archs) {
-        return kernels().code_for(capability.first, capability.second, archs.c_str());
-      },
-      "\"machine code\", \"PTX\" or None: what a library that was compiled for archs has for a GPU.");
-  module.def("build_info", &build_info, "How this library was built, and its backends in the order they are tried.");
+  define_build_facts(module);
 }
 
 }  // namespace flash_attn_ext::host
