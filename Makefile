@@ -44,7 +44,7 @@ help:
 	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
 	@echo "make wheels TORCH='2.11.0 newest'   a wheel in dist/ for these and this Python;  make test-wheels: test it"
 	@echo "make test-aarch64  cross-compiles for aarch64, and runs that with qemu; gets 5 GB into build/aarch64"
-	@echo "make test-cross  compiles GPU kernels of every folder for aarch64, with a cross compiler and nvcc"
+	@echo "make test-cross  compiles GPU kernels of every folder for aarch64; both need a cross compiler, qemu and nvcc"
 	@echo "make hub        the wheels of dist as a repository for Hugging Face's package kernels, in build/hub"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
@@ -148,13 +148,15 @@ test-wheel: $(REQUIREMENTS)
 	cd build/installed && $(abspath $(PY)) -m pytest $(PYTEST_WORKERS) $(CURDIR)/tests/sdpa \
 	  $(CURDIR)/tests/packaging/test_recipes.py::test_python_of_readme_runs $(PYTEST_ARGS)
 
-# With a cross compiler and qemu, which the test names; PyTorch and Python for aarch64 stay in build/aarch64.
+# With a cross compiler, qemu and nvcc, without which both targets fail. PyTorch and Python for aarch64 stay in
+# build/aarch64.
 test-aarch64: $(READY)
 	$(PY) -m build_support.aarch64
 	$(PY) -m pytest tests/packaging/test_aarch64.py -m 'cross or not cross' $(PYTEST_ARGS)
 
-# GPU kernels for aarch64: with a cross compiler and nvcc, and without a download.
+# GPU kernels for aarch64, without a download.
 test-cross: $(READY)
+	$(PY) -m build_support.aarch64 tools
 	$(PY) -m pytest tests/packaging/test_aarch64.py -m cross $(PYTEST_ARGS)
 
 install: $(READY)

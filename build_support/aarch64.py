@@ -1,7 +1,8 @@
-"""`python -m build_support.aarch64`: what tests/packaging/test_aarch64.py needs besides a cross compiler and qemu.
+"""`python -m build_support.aarch64`: what tests/packaging/test_aarch64.py needs besides a cross compiler, qemu, nvcc.
 
-Into build/aarch64 go Debian's Python for that architecture, with its C headers, and torch with all that it depends on,
-which has the CUDA runtime. On an aarch64 machine none of this is needed: there the build is the one of every machine.
+Where one of these tools is missing it says so and fails; with the argument `tools` it does nothing else. build/aarch64
+gets Debian's Python for that architecture, with its C headers, and torch with all that it depends on, which has the
+CUDA runtime. On an aarch64 machine none of this is needed: there the build is the one of every machine.
 """
 
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 
 from build_support.plan import ROOT
+from build_support.toolchain import find_nvcc
 
 FOLDER = ROOT / "build" / "aarch64"
 SYSTEM = FOLDER / "system"  # the root folder of a system, as qemu's option -L takes it
@@ -18,8 +20,10 @@ PYTHON = SYSTEM / "usr" / "bin" / "python3.11"
 PYTHON_INCLUDE = SYSTEM / "usr" / "include" / "python3.11"
 TORCH = "2.11.0"
 
-# Results are linked with the cross compiler's C library, which may not be newer than the one that they run with.
-TOOLS = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64-static": "qemu-user-static"}
+# Results are linked with its C library, which may not be newer than the one that they run with.
+CXX = shutil.which("aarch64-linux-gnu-g++")
+QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+NVCC = find_nvcc()
 DONE = f"complete-with-torch-{TORCH}"
 
 DEBIAN = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main"
@@ -67,10 +71,21 @@ def fetch_packages() -> None:
     subprocess.run([*command, "--target", PACKAGES, f"torch=={TORCH}", "numpy"], check=True)
 
 
-if __name__ == "__main__":
-    missing = [name for tool, name in TOOLS.items() if shutil.which(tool) is None]
-    if missing:
-        sys.exit(f"{' and '.join(missing)}: not installed; on Debian: apt-get install {' '.join(missing)}")
+def require_tools() -> None:
+    """Ends the process if one is missing. The tests of pytest would be skipped instead, and a target of make that does
+    nothing would look like one that passed."""
+    packages = {"g++-aarch64-linux-gnu": CXX, "qemu-user-static": QEMU}
+    missing = [name for name, found in packages.items() if found is None]
+    problems = (
+        [f"{' and '.join(missing)}: not installed; on Debian: apt-get install {' '.join(missing)}"] if missing else []
+    )
+    if NVCC is None:
+        problems.append("no nvcc in CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda; install the CUDA Toolkit")
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def fetch() -> None:
     if not (SYSTEM / DONE).exists():  # an earlier run may have been interrupted
         shutil.rmtree(SYSTEM, ignore_errors=True)
         fetch_system()
@@ -79,3 +94,9 @@ if __name__ == "__main__":
         shutil.rmtree(PACKAGES, ignore_errors=True)
         fetch_packages()
         (PACKAGES / DONE).touch()
+
+
+if __name__ == "__main__":
+    require_tools()
+    if sys.argv[1:] != ["tools"]:
+        fetch()

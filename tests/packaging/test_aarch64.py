@@ -16,14 +16,12 @@ from pathlib import Path
 import pytest
 
 from build_support import aarch64, jobs, plan, toolchain
+from build_support.aarch64 import CXX, NVCC, QEMU
 from build_support.archs import parse_archs
 from build_support.graph import Edge
 from build_support.toolchain import TorchInfo
 from support.cross_compiled import KERNELS
 
-CXX = shutil.which("aarch64-linux-gnu-g++")
-QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
-NVCC = toolchain.find_nvcc()
 SYSTEM = "/usr/aarch64-linux-gnu"  # the cross compiler's libraries, where Debian has them
 TESTS = Path(__file__).resolve().parents[1]
 CUDA_RUNTIME = aarch64.PACKAGES / "nvidia" / "cu13" / "lib"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from build_support import toolchain
+from build_support import aarch64, plan, toolchain
 from build_support.toolchain import BuildError, Nvcc, TorchInfo
 
 TORCH = TorchInfo("2.11.0+cu130", "13.0", Path("/venv/torch"))
@@ -222,6 +222,21 @@ def test_objects_of_another_machine_have_other_names(tmp_path, monkeypatch):
     make_tool(tmp_path / "bin", "nvcc", BANNER)
     monkeypatch.setattr(toolchain.platform, "machine", lambda: "aarch64")
     assert toolchain.find_nvcc({"CUDA_HOME": str(tmp_path)}).release == "release 13.0, V13.0.88 for aarch64"
+
+
+def test_tools_for_aarch64_that_are_missing_are_named(monkeypatch):
+    for tool in ("CXX", "QEMU", "NVCC"):
+        monkeypatch.setattr(aarch64, tool, None)
+    with pytest.raises(
+        SystemExit, match=r"apt-get install g\+\+-aarch64-linux-gnu qemu-user-static\nno nvcc in CUDA_HOME"
+    ):
+        aarch64.require_tools()
+
+
+@pytest.mark.parametrize("target", ["test-aarch64", "test-cross"])
+def test_targets_for_aarch64_are_refused_without_their_tools(target):
+    makefile = (plan.ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(rf"^{target}: .*\n\t\$\(PY\) -m build_support\.aarch64\b", makefile, re.MULTILINE)
 
 
 def test_a_banner_that_cannot_be_read_is_shown(tmp_path):
