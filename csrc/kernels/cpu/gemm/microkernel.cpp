@@ -132,6 +132,8 @@ FLASH_SIMD_INLINE void multiply_tile(const Call<R>& call) {
 }
 
 #if defined(FLASH_SIMD_LEVEL)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"  // Clang sees calls of the default definition alone
 // 32 registers of 64 bytes, and 16 of 32 or 16.
 FLASH_SIMD_LEVEL(FLASH_SIMD_64) void multiply_at_level(const GemmCall<float, float>& call) {
   multiply_tile<Registers<float, 64, 4>>(call);
@@ -151,15 +153,12 @@ FLASH_SIMD_LEVEL(FLASH_SIMD_32) void multiply_at_level(const GemmCall<double, do
 FLASH_SIMD_LEVEL("default") void multiply_at_level(const GemmCall<double, double>& call) {
   multiply_tile<Registers<double, 16, 6>>(call);
 }
+#pragma GCC diagnostic pop
 #else
-// aarch64 has 32 registers of 16 bytes; another compiler's x86-64 has 16.
+// aarch64 has 32 registers of 16 bytes.
 template <class Real>
 void multiply_at_level(const GemmCall<Real, Real>& call) {
-#if defined(__x86_64__)
-  multiply_tile<Registers<Real, 16, 6>>(call);
-#else
   multiply_tile<Registers<Real, 16, 4>>(call);
-#endif
 }
 #endif
 

@@ -2,9 +2,14 @@
 // binary runs on any machine of its architecture, with the widest vectors that the machine has.
 #pragma once
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GNUC__)
 // Levels of the architecture, with vectors of 64 and of 32 bytes. Names of processors would match those of one vendor
-// only. Before version 12 GCC chooses among single features, not among levels.
+// only. Clang, and GCC before version 12, choose among single features, not among levels.
+#if defined(__clang__)
+#define FLASH_SIMD_64 "avx512f"
+#define FLASH_SIMD_32 "avx2,fma"
+#define FLASH_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))  // a comma begins another clone
+#else
 #if __GNUC__ >= 12
 #define FLASH_SIMD_64 "arch=x86-64-v4"
 #define FLASH_SIMD_32 "arch=x86-64-v3"
@@ -13,6 +18,7 @@
 #define FLASH_SIMD_32 "avx2"
 #endif
 #define FLASH_SIMD_CLONES __attribute__((target_clones(FLASH_SIMD_64, FLASH_SIMD_32, "default")))
+#endif
 // One of several definitions of a function, for code that depends on how many registers there are, and of what length.
 // The name must not be seen outside its file: other files would call the definition of the oldest level.
 #define FLASH_SIMD_LEVEL(level) __attribute__((target(level)))
