@@ -86,7 +86,7 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
         rows = f"{problem.q.size(2)}) = (..., heads, queries) before its last dimension, which has a begin and an end "
         in_form["intervals"] = _rows_form("intervals", intervals, problem.q, form, f"{rows}for each interval")
     if blocks is not None and (blocks.dim() != 4 or form.rank > 4):
-        rows = "query blocks, key blocks) = (..., heads, query blocks, key blocks) as a mask of blocks"
+        rows = "query blocks, key blocks) = (..., heads, query blocks, key blocks) as a block mask"
         in_form["blocks"] = _rows_form(names.blocks, blocks, problem.q, form, rows)
     return problem._replace(**in_form), form
 

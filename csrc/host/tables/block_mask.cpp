@@ -1,4 +1,4 @@
-#include "host/tables/block_table.h"
+#include "host/tables/block_mask.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
@@ -9,7 +9,7 @@
 
 namespace flash_attn_ext::host {
 
-at::Tensor block_table(const at::Tensor& counts, const at::Tensor& indices, int64_t width) {
+at::Tensor block_mask_of_lists(const at::Tensor& counts, const at::Tensor& indices, int64_t width) {
   check_holds_memory("counts", counts);
   check_holds_memory("indices", indices);
   const at::ScalarType dtype = counts.scalar_type();
@@ -25,18 +25,18 @@ at::Tensor block_table(const at::Tensor& counts, const at::Tensor& indices, int6
   const c10::DeviceGuard guard(counts.device());
   at::DimVector sizes(counts.sizes());
   sizes.push_back(width);
-  const at::Tensor table = at::empty(sizes, counts.options().dtype(at::kBool));
+  const at::Tensor mask = at::empty(sizes, counts.options().dtype(at::kBool));
   const at::Tensor all_counts = counts.contiguous();
   const at::Tensor all_indices = indices.contiguous();
-  check_launch(kernels().gpu.block_table({.counts = all_counts.const_data_ptr(),
-                                          .indices = all_indices.const_data_ptr(),
-                                          .in_64_bits = dtype == at::kLong,
-                                          .rows = counts.numel(),
-                                          .most = indices.size(-1),
-                                          .width = width,
-                                          .table = table.mutable_data_ptr<bool>()},
-                                         current_stream(counts.device())));
-  return table;
+  check_launch(kernels().gpu.block_mask({.counts = all_counts.const_data_ptr(),
+                                         .indices = all_indices.const_data_ptr(),
+                                         .in_64_bits = dtype == at::kLong,
+                                         .rows = counts.numel(),
+                                         .most = indices.size(-1),
+                                         .width = width,
+                                         .mask = mask.mutable_data_ptr<bool>()},
+                                        current_stream(counts.device())));
+  return mask;
 }
 
 }  // namespace flash_attn_ext::host
