@@ -223,8 +223,8 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p, const Limits& l
   }
   if (plan.dq_splits > 1) {
     const int64_t rows = statistic_bytes(p) / int64_t{sizeof(float)};
-    const int64_t row_bytes = common::dq_split_columns(p.head_dim_qk) * int64_t{sizeof(float)};
-    plan.workspace.dq_splits = append(total, plan.dq_splits * rows * row_bytes);
+    const int64_t row_bytes = common::dq_partial_columns(p.head_dim_qk) * int64_t{sizeof(float)};
+    plan.workspace.dq_partials = append(total, plan.dq_splits * rows * row_bytes);
   }
   if (p.dbias.present() && p.score_mod.bias.is_relative()) plan_relative_dbias(plan, p, limits);
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;

@@ -58,8 +58,8 @@ BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limit
   plan.persistent_ctas = std::min(count_tiles(p), count_blocks(pairs, limits.sms));
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
-  const int64_t dq_splits = plan.persistent_ctas + pairs - 1;  // each one ends a CTA's tiles, or a pair's, or both
-  parts.dq_splits = append(parts.bytes, dq_splits * sm90::kStationaryQueries * head_dim * int64_t{sizeof(float)});
+  const int64_t partials = plan.persistent_ctas + pairs - 1;  // each one ends a CTA's tiles, or a pair's, or both
+  parts.dq_partials = append(parts.bytes, partials * sm90::kStationaryQueries * head_dim * int64_t{sizeof(float)});
   parts.dq_nan_flags = append(parts.bytes, pairs * sm90::kStationaryQueries / kFlagRows);
   parts.dkdv_nan_flags = append(parts.bytes, count_tiles(p) * kFlagsOfTile);
   return plan;

@@ -8,8 +8,8 @@
 //  Warpgroup 0         Producer: one thread issues all TMA copies.
 //  Warpgroups 1 and 2  64 queries each (query_warpgroup.cuh).
 //
-// A CTA stores its partial dQ of each pair in float32, and sum_dq_splits.cuh adds these up in a fixed order. So no CTA
-// waits for another one.
+// A CTA stores its partial dQ of each pair in float32, and sum_dq_partials.cuh adds these up in a fixed order. So no
+// CTA waits for another one.
 //
 // Shared memory: Q and dO, pipelines of K and of V, and two stages of P and dS (QueryStationaryShared).
 #pragma once

@@ -1,4 +1,4 @@
-// dQ = scale * the sum of its splits, in a fixed order.
+// dQ = scale * the sum of its partial dQ, in a fixed order.
 //
 // Grid: two halves of 64 queries of each pair, times slices of columns (dq_slice.cuh). The warpgroups of a CTA share
 // the splits of one slice, or where there are few splits, each has a slice of its own.
@@ -27,7 +27,7 @@ struct QueryStationarySum {
     const SplitNumbers splits = args.work_list.split_numbers(pair, args.tiles);
     DqSlice slice;
     slice.add(splits.begin + (shared ? warpgroup : 0), splits.end, shared ? DqSlice::kWarpgroups : 1, [&](int split) {
-      return args.dq_splits + ((int64_t{split} * 2 + half) * slices + number) * DqSlice::kFloats;
+      return args.dq_partials + ((int64_t{split} * 2 + half) * slices + number) * DqSlice::kFloats;
     });
     if (shared) {
       slice.combine();
