@@ -22,18 +22,18 @@ struct QueryStationarySum {
   __device__ __forceinline__ void run() const {
     const bool shared = args.slices_of_sum == 1;
     const int warpgroup = DqSlice::warpgroup();
-    const int number = static_cast<int>(blockIdx.y) * args.slices_of_sum + (shared ? 0 : warpgroup);
+    const int slice_index = static_cast<int>(blockIdx.y) * args.slices_of_sum + (shared ? 0 : warpgroup);
     const int slices = static_cast<int>(gridDim.y) * args.slices_of_sum;
-    const SplitNumbers splits = args.work_list.split_numbers(pair, args.tiles);
+    const SplitIndices splits = args.work_list.split_indices(pair, args.tiles);
     DqSlice slice;
     slice.add(splits.begin + (shared ? warpgroup : 0), splits.end, shared ? DqSlice::kWarpgroups : 1, [&](int split) {
-      return args.dq_partials + ((int64_t{split} * 2 + half) * slices + number) * DqSlice::kFloats;
+      return args.dq_partials + ((int64_t{split} * 2 + half) * slices + slice_index) * DqSlice::kFloats;
     });
     if (shared) {
       slice.combine();
       if (warpgroup != 0) return;
     }
-    store(slice, number * DqSlice::kColumns);
+    store(slice, slice_index * DqSlice::kColumns);
   }
 
  private:
