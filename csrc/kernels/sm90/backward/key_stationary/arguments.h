@@ -13,7 +13,7 @@
 #include "attention/sequence.h"
 #include "kernels/common/repair/repair.h"
 #include "kernels/config/key_stationary.h"
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
 #include "kernels/schedule/query_chunks.h"

@@ -5,8 +5,8 @@
 #include "kernels/config/key_stationary.h"
 #include "kernels/config/query_stationary.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm90/sm90.h"
 
 namespace flash_attn_ext::plan {
 namespace {

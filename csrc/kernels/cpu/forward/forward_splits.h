@@ -11,7 +11,7 @@
 #include "attention/params.h"
 #include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/rows/row_ops.h"
-#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/schedule/tiles.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -7,8 +7,8 @@
 #include "kernels/config/bias_stationary.h"
 #include "kernels/config/dbias_over_batch.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm90/sm90.h"
 
 namespace flash_attn_ext::plan {
 namespace {

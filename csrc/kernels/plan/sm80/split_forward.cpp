@@ -3,8 +3,8 @@
 #include "kernels/config/combine.h"
 #include "kernels/config/split.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/split.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm80/split.h"
 
 namespace flash_attn_ext::plan {
 namespace {

@@ -1,10 +1,10 @@
-#include "kernels/cpu/backward_dq.h"
+#include "kernels/cpu/backward/backward_dq.h"
 
 #include <algorithm>
 
 #include "attention/division.h"
-#include "kernels/cpu/tiles.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/tiles.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 

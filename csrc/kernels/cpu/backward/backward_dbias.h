@@ -5,7 +5,7 @@
 
 #include "attention/params.h"
 #include "kernels/cpu/rows/score_row.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -1,16 +1,15 @@
 // Plans Hopper's forward pass.
-#include "kernels/config/sm90_forward.h"
-
 #include <cmath>
 
 #include "attention/division.h"
 #include "attention/key_interval.h"
 #include "kernels/config/combine.h"
+#include "kernels/config/sm90_forward.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/sm90.h"
-#include "kernels/plan/split.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm80/split.h"
+#include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {

@@ -1,13 +1,12 @@
 // Plans the portable forward pass, and forward mode.
-#include "kernels/config/sm80_forward.h"
-
 #include <iterator>
 
 #include "attention/division.h"
+#include "kernels/config/sm80_forward.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/split.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm80/split.h"
 #include "tile/sm80/strides.h"
 
 namespace flash_attn_ext::plan {

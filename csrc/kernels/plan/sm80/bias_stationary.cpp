@@ -6,7 +6,7 @@
 
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
+#include "kernels/plan/sm80/sm80.h"
 
 namespace flash_attn_ext::plan {
 namespace {

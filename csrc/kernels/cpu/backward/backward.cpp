@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "attention/division.h"
-#include "kernels/cpu/backward_dbias.h"
-#include "kernels/cpu/backward_dq.h"
-#include "kernels/cpu/backward_key_sums.h"
+#include "kernels/cpu/backward/backward_dbias.h"
+#include "kernels/cpu/backward/backward_dq.h"
+#include "kernels/cpu/backward/backward_key_sums.h"
+#include "kernels/cpu/backward/score_gradient.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/order_semaphores.h"
-#include "kernels/cpu/score_gradient.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/order_semaphores.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

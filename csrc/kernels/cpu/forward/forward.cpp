@@ -12,14 +12,14 @@
 #include "attention/division.h"
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/forward_splits.h"
+#include "kernels/cpu/forward/forward_splits.h"
 #include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/gemm/row_gemm.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
-#include "kernels/cpu/selected_keys.h"
-#include "kernels/cpu/tiles.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/selected_keys.h"
+#include "kernels/cpu/schedule/tiles.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/cpu/backward_dbias.h"
+#include "kernels/cpu/backward/backward_dbias.h"
 
 #include <algorithm>
 

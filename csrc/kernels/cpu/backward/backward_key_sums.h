@@ -5,8 +5,8 @@
 
 #include "kernels/cpu/gemm/operand.h"
 #include "kernels/cpu/gemm/tile_gemm.h"
-#include "kernels/cpu/tiles.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/tiles.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -1,6 +1,6 @@
 // Plans which score mode a call has on Hopper.
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {

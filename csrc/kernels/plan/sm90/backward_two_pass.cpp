@@ -3,8 +3,8 @@
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/materialised_tiles.h"
 
 namespace flash_attn_ext::plan {

@@ -1,13 +1,12 @@
 // Plans the portable backward pass: the fused kernel, the dK/dV and dQ kernels, or GEMMs of materialised scores.
-#include "kernels/config/sm80_backward.h"
-
 #include "attention/division.h"
 #include "kernels/config/combine.h"
+#include "kernels/config/sm80_backward.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/materialised_scores.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/split.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm80/split.h"
 #include "kernels/schedule/block_diagonals.h"
 
 namespace flash_attn_ext::plan {

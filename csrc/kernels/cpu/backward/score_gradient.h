@@ -9,9 +9,9 @@
 #include "kernels/cpu/gemm/row_gemm.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
-#include "kernels/cpu/selected_keys.h"
-#include "kernels/cpu/tiles.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/selected_keys.h"
+#include "kernels/cpu/schedule/tiles.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 

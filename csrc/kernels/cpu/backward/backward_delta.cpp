@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "attention/division.h"
+#include "kernels/cpu/backward/score_gradient.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/score_gradient.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

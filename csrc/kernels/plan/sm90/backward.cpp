@@ -6,9 +6,9 @@
 #include "kernels/config/key_stationary.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/sm80.h"
-#include "kernels/plan/sm90.h"
-#include "kernels/plan/split.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm80/split.h"
+#include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/mask_iterations.h"
 #include "kernels/schedule/relative_bias_boxes.h"
 

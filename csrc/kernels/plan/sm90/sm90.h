@@ -11,7 +11,7 @@ namespace flash_attn_ext::plan {
 
 // The number of queries and keys of a short call at head dims up to 64. This backend's tiles may be so empty there that
 // the portable kernels, which have several small CTAs per SM, are faster. They run instead of all generic kernels, and
-// in other cases that plan/sm90_forward.cpp and plan/sm90_backward.cpp name.
+// in other cases that plan/sm90/forward.cpp and plan/sm90/backward.cpp name.
 inline constexpr int64_t kShortTokens = 256;
 // Up to this number of queries, they run in short calls where scores are only scaled; in the backward pass also where a
 // bias of q's dtype has a gradient or comes with a mask.
