@@ -266,6 +266,7 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       add_materialised(columns, plan.materialised);
       break;
   }
+  columns.add_above_one("dbias_splits", plan.dbias_splits);
 }
 
 }  // namespace
