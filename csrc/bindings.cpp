@@ -18,7 +18,7 @@
 #include "host/report/explain.h"
 #include "host/report/inspect.h"
 #include "host/report/log.h"
-#include "host/tables/block_table.h"
+#include "host/tables/block_mask.h"
 #include "host/tables/table_sums.h"
 
 namespace py = pybind11;
@@ -60,7 +60,7 @@ void define_sums(py::module_& module) {
       "(rows, num_entries): sums of the columns of each entry, in a fixed order.",
       py::call_guard<py::gil_scoped_release>());
 
-  module.def("block_table", &block_table, py::arg("counts"), py::arg("indices"), py::arg("width"),
+  module.def("block_mask", &block_mask_of_lists, py::arg("counts"), py::arg("indices"), py::arg("width"),
              "(..., query blocks, width) bool: which blocks of keys lists on a GPU have.",
              py::call_guard<py::gil_scoped_release>());
 }

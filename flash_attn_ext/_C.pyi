@@ -192,7 +192,7 @@ def table_sums(values: Tensor, entries: Tensor, num_entries: int) -> Tensor:
     """(rows, num_entries) in the accumulate dtype of values (rows, columns): for each entry of a table, the sum of the
     columns whose entry it is, in a fixed order. entries: (columns,) int32."""
 
-def block_table(counts: Tensor, indices: Tensor, width: int) -> Tensor:
+def block_mask(counts: Tensor, indices: Tensor, width: int) -> Tensor:
     """(..., query blocks, width) bool on a GPU: which blocks of keys the lists have. counts: (..., query blocks) and
     indices (..., query blocks, blocks of a list), both int32 or both int64. Blocks that do not exist are left out."""
 

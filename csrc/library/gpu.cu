@@ -77,8 +77,8 @@ Status table_sums(const common::TableSums& table, void* stream) {
   return common::launch_table_sums(table, cuda_stream(stream));
 }
 
-Status block_table(const common::BlockTable& table, void* stream) {
-  return common::launch_block_table(table, cuda_stream(stream));
+Status block_mask(const common::BlockMaskOfLists& mask, void* stream) {
+  return common::launch_block_mask(mask, cuda_stream(stream));
 }
 
 Status sm80_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
@@ -120,7 +120,7 @@ void add_gpu_kernels(Kernels& table) {
                .plain_gradients = plain_gradients,
                .look_up = look_up,
                .table_sums = table_sums,
-               .block_table = block_table};
+               .block_mask = block_mask};
   Backend& sm80 = table.backends[kSm80];
   sm80.append = append;
   sm80.forward = sm80_forward;

@@ -69,7 +69,7 @@ constexpr bool kPlain = (std::is_trivially_copyable_v<Structs> && ...);
 static_assert(
     kPlain<attention::AppendingForwardParams, attention::BackwardParams, attention::TangentParams,
            attention::DeltaParams, attention::AppendParams, derivatives::PlainTile, derivatives::PlainWeights,
-           derivatives::PlainGradients, common::TableLookUp, common::TableSums, common::BlockTable, plan::Limits,
+           derivatives::PlainGradients, common::TableLookUp, common::TableSums, common::BlockMaskOfLists, plan::Limits,
            plan::TangentPlan, cpu::Services, PlannedForward, PlannedBackward, TextSink, Gpu, Facts, Kernels>);
 
 template <auto kPlan>

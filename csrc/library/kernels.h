@@ -12,7 +12,7 @@
 
 #include "attention/append.h"
 #include "attention/params.h"
-#include "kernels/common/masks/block_table.h"
+#include "kernels/common/masks/block_mask.h"
 #include "kernels/common/sums/table_sums.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
@@ -102,7 +102,7 @@ struct GpuFunctions {
                             void* stream);
   Status (*look_up)(const common::TableLookUp& table, void* stream);
   Status (*table_sums)(const common::TableSums& table, void* stream);
-  Status (*block_table)(const common::BlockTable& table, void* stream);
+  Status (*block_mask)(const common::BlockMaskOfLists& mask, void* stream);
 };
 
 struct Kernels {

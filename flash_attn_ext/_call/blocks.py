@@ -1,4 +1,4 @@
-"""Users' lists of blocks as the boolean mask of blocks that the extension takes."""
+"""Users' lists of blocks as the boolean block mask that the extension takes."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
 
 
 def _block_mask_of(lists: BlockLists, num_keys: int) -> Tensor:
-    """On a GPU one kernel makes the table. In traces and transforms, PyTorch's operations do."""
+    """On a GPU one kernel makes the mask. In traces and transforms, PyTorch's operations do."""
     counts, indices = lists.counts, lists.indices
     if not counts.is_cuda or counts.dtype != indices.dtype or operands_of(counts, indices, indices) < _C.PLAIN:
         return lists.blocks(num_keys)
-    return _C.block_table(counts, indices, -(-num_keys // lists.key_block))
+    return _C.block_mask(counts, indices, -(-num_keys // lists.key_block))
 
 
 def _check_values(lists: BlockLists, num_keys: int) -> None:

@@ -48,6 +48,25 @@ class DenseForm(NamedTuple):
     def restore_lse(self, lse: Tensor) -> Tensor:
         return self._restore(lse, self.rank - 1)
 
+    def lead_of(self, q: Tensor) -> tuple[int, ...]:
+        """The dimensions before heads, for canonical q."""
+        return self.lead if self.rank > 4 else q.shape[:1]
+
+    def fold_table(self, table: Tensor) -> Tensor:
+        """A table that broadcasts to (*lead, heads, rows, columns) -> (B|1, heads|1, rows|1, columns|1).
+
+        It is a view, except when the table has some of several leading dimensions and broadcasts over others. Then it
+        is a copy with all of them.
+        """
+        missing = max(self.rank, 4) - table.dim()
+        if missing:
+            table = table[(None,) * missing]
+        if self.rank <= 4:
+            return table
+        if all(n == 1 for n in table.shape[:-3]):
+            return table[(0,) * (self.rank - 4)]
+        return _fold(table, self.lead)
+
     def _restore(self, tensor: Tensor, rank: int) -> Tensor:
         if self.rank > 4:
             return tensor.reshape(*self.lead, *tensor.shape[1:])
@@ -81,12 +100,12 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
     if mask is not None:
         in_form["mask"] = _scores_form(names.mask, mask, problem, form)
     if alibi_slopes is not None and alibi_slopes.dim() > 2:
-        in_form["alibi_slopes"] = _slopes_form(alibi_slopes, form, problem.q.shape[:1])
+        in_form["alibi_slopes"] = _slopes_form(alibi_slopes, form, problem.q)
     if intervals is not None and (intervals.dim() != 4 or form.rank > 4):
         rows = f"{problem.q.size(2)}) = (..., heads, queries) before its last dimension, which has a begin and an end "
         in_form["intervals"] = _rows_form("intervals", intervals, problem.q, form, f"{rows}for each interval")
     if blocks is not None and (blocks.dim() != 4 or form.rank > 4):
-        rows = "query blocks, key blocks) = (..., heads, query blocks, key blocks) as a mask of blocks"
+        rows = "query blocks, key blocks) = (..., heads, query blocks, key blocks) as a block mask"
         in_form["blocks"] = _rows_form(names.blocks, blocks, problem.q, form, rows)
     return problem._replace(**in_form), form
 
@@ -167,31 +186,16 @@ def _fold_batch(problem: Problem, names: Names) -> tuple[Problem, DenseForm]:
 
 
 def _scores_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> Tensor:
-    """A bias or mask that broadcasts to (*lead, Hq, Sq, Sk) -> (B|1, Hq|1, Sq|1, Sk|1); q and k are canonical.
-
-    It is a view, except when the table has some of several leading dimensions and broadcasts over others. Then it is a
-    copy with all of them.
-    """
-    batch, heads, num_queries, _ = problem.q.shape
-    lead = form.lead if form.rank > 4 else (batch,)
-    scores = (*lead, heads, num_queries, problem.k.size(2))[-form.rank :]
-    missing = form.rank - table.dim()
-    if missing < 0:
-        table = _without_leading_ones(table, form.rank)
-        missing = form.rank - table.dim()
-    if missing < 0 or not _broadcasts(table.shape, scores[missing:]):
+    """A bias or mask that broadcasts to (*lead, Hq, Sq, Sk) -> (B|1, Hq|1, Sq|1, Sk|1); q and k are canonical."""
+    scores = (*form.lead_of(problem.q), *problem.q.shape[1:3], problem.k.size(2))[-form.rank :]
+    table = _without_leading_ones(table, form.rank)
+    if not _broadcasts(table.shape, scores):
         raise RuntimeError(
             f"{name} has shape {tuple(table.shape)}, which does not broadcast to {scores} = (..., heads, queries, "
             "keys) here: every dimension must be 1 or equal, counted from the right"
             f"{_hint_at_form(name, table, problem, scores)}"
         )
-    if missing or form.rank < 4:
-        table = table[(None,) * (max(form.rank, 4) - table.dim())]
-    if form.rank <= 4:
-        return table
-    if all(n == 1 for n in table.shape[:-3]):
-        return table[(0,) * (form.rank - 4)]
-    return _fold(table, form.lead)
+    return form.fold_table(table)
 
 
 def _hint_at_form(name: str, table: Tensor, problem: Problem, scores: tuple[int, ...]) -> str:
@@ -205,10 +209,7 @@ def _hint_at_form(name: str, table: Tensor, problem: Problem, scores: tuple[int,
             return f"; pass {name}[:, None] where it is (batch, queries, keys)"
         if shape == (batch * heads, num_queries, num_keys):
             return f"; pass {name}.unflatten(0, ({batch}, {heads})) where it is (batch * heads, queries, keys)"
-    if not 3 <= len(scores) >= len(shape):
-        return ""
-    exchanged = (*scores[:-3], scores[-2], scores[-3], problem.k.size(1))
-    if not _broadcasts(shape, exchanged[len(scores) - len(shape) :]):
+    if len(scores) < 3 or not _broadcasts(shape, (*scores[:-3], scores[-2], scores[-3], problem.k.size(1))):
         return ""
     other = "'bhsd' takes (..., heads, sequence, " if problem.sequence_first else "'bshd' takes (..., sequence, heads, "
     return f"; it would with heads and sequence exchanged: layout={other}head dim) in flash_attn_ext.attention"
@@ -236,15 +237,18 @@ def _without_leading_ones(table: Tensor, rank: int) -> Tensor:
 
 
 def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    for index, size in enumerate(shape):  # noqa: SIM110, any() takes longer
+    missing = len(full) - len(shape)
+    if missing < 0:
+        return False
+    for index, size in enumerate(shape, missing):  # noqa: SIM110, any() takes longer
         if size != 1 and size != full[index]:
             return False
     return True
 
 
-def _slopes_form(alibi_slopes: Tensor, form: DenseForm, batch: tuple[int, ...]) -> Tensor:
+def _slopes_form(alibi_slopes: Tensor, form: DenseForm, q: Tensor) -> Tensor:
     """(*lead, Hq) -> (B, Hq); (Hq,) and (B, Hq) are canonical already."""
-    lead = form.lead if form.rank > 4 else batch
+    lead = form.lead_of(q)
     if tuple(alibi_slopes.shape[:-1]) != tuple(lead):
         raise RuntimeError(
             f"alibi_slopes has shape {tuple(alibi_slopes.shape)}, expected (heads,) or (*batch, heads) with batch "
@@ -257,18 +261,11 @@ def _rows_form(name: str, rows: Tensor, q: Tensor, form: DenseForm, expected: st
     """(..., Hq|1, R, C) -> (B|1, Hq|1, R, C); q is canonical. C++ checks the last two dimensions.
 
     expected: the end of the error, from the dimension of rows on."""
-    lead = form.lead if form.rank > 4 else q.shape[:1]
-    full = (*lead, q.size(1))[-max(form.rank - 2, 0) :] if form.rank > 2 else ()
-    before = tuple(rows.shape[:-2])
-    if rows.dim() < 2 or len(before) > len(full) or not _broadcasts(before, full[len(full) - len(before) :]):
+    full = (*form.lead_of(q), q.size(1))[2 - form.rank :] if form.rank > 2 else ()
+    if rows.dim() < 2 or not _broadcasts(rows.shape[:-2], full):
         sizes = "".join(f"{size}, " for size in full)
         raise RuntimeError(f"{name} has shape {tuple(rows.shape)}, expected one that broadcasts to ({sizes}{expected}")
-    rows = rows[(None,) * (max(form.rank, 4) - rows.dim())]
-    if form.rank <= 4:
-        return rows
-    if all(n == 1 for n in rows.shape[:-3]):
-        return rows[(0,) * (form.rank - 4)]
-    return _fold(rows, form.lead)
+    return form.fold_table(rows)
 
 
 def _at_least_3d(tensor: Tensor, rank: int, name: str) -> Tensor:

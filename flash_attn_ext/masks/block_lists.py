@@ -100,7 +100,7 @@ class BlocksAndIntervals(NamedTuple):
 
 
 def from_blocks(blocks: Tensor, *, query_block: int = 128, key_block: int = 128) -> BlockLists:
-    """The lists of a boolean mask of blocks. Does not wait for a GPU: each list has room for all blocks.
+    """The lists of a boolean block mask. Does not wait for a GPU: each list has room for all blocks.
 
     Args:
         blocks: bool, (..., query blocks, key blocks), True = seen.

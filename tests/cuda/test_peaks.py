@@ -122,7 +122,7 @@ def sums_of_dq(heads: int, length: int, head_dim: int) -> int:
 )
 def test_materialised_scores_stay_under_their_limit(dtype, head_dim, matrices, gpu):
     """Above head dim 64, and in float32, the backward pass keeps dS between its kernels, above 128 P too, of as many
-    whole heads as fit (csrc/kernels/plan/sm80_backward.cpp; on Hopper above 128). Those of all 64 would take 8 GiB, or
+    whole heads as fit (csrc/kernels/plan/sm80/backward.cpp; on Hopper above 128). Those of all 64 would take 8 GiB, or
     16."""
     extra = extra_to_train(HEADS, SHORT, head_dim, dtype, gpu)
     limit, head = most_for_materialised_scores(), matrices * SHORT * SHORT * dtype.itemsize

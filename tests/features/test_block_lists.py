@@ -104,7 +104,7 @@ def own_and_earlier(size: int) -> torch.Tensor:
     return (query == key) | ((key < query) & ((query * 7 + key * 3) % 4 == 0))
 
 
-TABLES = {
+MASKS = {
     "all": lambda size: torch.ones(len(QUERY_BLOCKS[size]), len(QUERY_BLOCKS[size]), dtype=torch.bool),
     "own": lambda size: torch.eye(len(QUERY_BLOCKS[size]), dtype=torch.bool),
     "first": lambda size: QUERY_BLOCKS[size].expand(len(QUERY_BLOCKS[size]), -1) == 0,
@@ -113,25 +113,25 @@ TABLES = {
 }
 
 
-def of_table(name: str, size: int, dtype: torch.dtype, device: str, d: int = 64, **more) -> Inputs:
+def of_mask(name: str, size: int, dtype: torch.dtype, device: str, d: int = 64, **more) -> Inputs:
     case = Case(sq=S, sk=S, d=d, heads=4, kv_heads=2, block_sizes=(size, size), **more)
-    lists = from_blocks(TABLES[name](size)[None, None].to(device))
+    lists = from_blocks(MASKS[name](size)[None, None].to(device))
     return make_inputs(case, dtype, device).replace(block_counts=lists.counts, block_indices=lists.indices)
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("d", [64, *for_gpus([128])])
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_blocks(name, size, d, dtype, backend):
-    check_inputs(of_table(name, size, dtype, backend.device, d, causal="bottom_right"), backend)
+@pytest.mark.parametrize("name", MASKS)
+def test_block_masks(name, size, d, dtype, backend):
+    check_inputs(of_mask(name, size, dtype, backend.device, d, causal="bottom_right"), backend)
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", MASKS)
 def test_same_as_the_boolean_mask(name, size, dtype, backend):
-    inputs = of_table(name, size, dtype, backend.device)
+    inputs = of_mask(name, size, dtype, backend.device)
     masked = run_ours(inputs.replace(mask=inputs.whole_mask, block_counts=None), backend)
     for result, found in run_ours(inputs, backend).items():
         torch.testing.assert_close(found.float(), masked[result].float(), rtol=2e-2, atol=2e-2)
@@ -163,7 +163,7 @@ def test_far_apart(d, size, backend):
 @pytest.mark.parametrize("d", [16, 64, 128])
 def test_rows_without_keys(d, dtype, backend):
     """Output 0, LSE -inf, gradients 0; the other rows as if the empty ones were not there."""
-    inputs = of_table("own", 64, dtype, backend.device, d, dlse=True)
+    inputs = of_mask("own", 64, dtype, backend.device, d, dlse=True)
     inputs.block_counts[..., [0, 3, -1]] = 0
     empty = torch.arange(S) // 64
     empty = (empty == 0) | (empty == 3) | (empty == S // 64)
@@ -175,7 +175,7 @@ def test_rows_without_keys(d, dtype, backend):
 
 @over_dtypes((torch.float32, torch.bfloat16))
 def test_no_block_at_all(dtype, backend):
-    inputs = of_table("own", 128, dtype, backend.device)
+    inputs = of_mask("own", 128, dtype, backend.device)
     inputs.block_counts.zero_()
     result = run_ours(inputs, backend)
     assert all(bool((result[name] == 0).all()) for name in ("out", "dq", "dk", "dv"))
@@ -187,12 +187,12 @@ def test_no_block_at_all(dtype, backend):
 @pytest.mark.parametrize("d", [16, 64, 128])
 def test_what_unlisted_blocks_hold_reaches_nothing(d, size, dtype, backend):
     """Blocks that are in no list hold NaN."""
-    inputs = of_table("own and earlier", size, dtype, backend.device, d)
+    inputs = of_mask("own and earlier", size, dtype, backend.device, d)
     hidden = torch.arange(S, device=backend.device) // size
     hidden = (hidden == 1) | (hidden == 4)
-    table = TABLES["own and earlier"](size)
-    table[:, [1, 4]] = False
-    lists = from_blocks(table[None, None].to(backend.device))
+    mask = MASKS["own and earlier"](size)
+    mask[:, [1, 4]] = False
+    lists = from_blocks(mask[None, None].to(backend.device))
     inputs = inputs.replace(block_counts=lists.counts, block_indices=lists.indices)
     where = hidden[:, None]
     poisoned = inputs.replace(k=inputs.k.masked_fill(where, POISON), v=inputs.v.masked_fill(where, POISON))
@@ -206,7 +206,7 @@ def test_what_unlisted_blocks_hold_reaches_nothing(d, size, dtype, backend):
 @pytest.mark.parametrize("d", [64, 128])
 def test_keys_that_some_rows_see(d, dtype, backend):
     """Rows that do not see a NaN keep their results."""
-    inputs = of_table("every other", 64, dtype, backend.device, d)
+    inputs = of_mask("every other", 64, dtype, backend.device, d)
     dirty = inputs.replace(k=inputs.k.clone(), v=inputs.v.clone())
     dirty.k[:, :, 200], dirty.v[:, :, 200] = POISON, POISON  # of block 3, which odd blocks see
     result, clean = run_ours(dirty, backend), run_ours(inputs, backend)
@@ -218,7 +218,7 @@ def test_keys_that_some_rows_see(d, dtype, backend):
 @pytest.mark.parametrize("size", [64, 128])
 @over_dtypes((torch.float32, torch.bfloat16))
 def test_bitwise_reproducible(dtype, size, backend):
-    inputs = of_table("own and earlier", size, dtype, backend.device, 128)
+    inputs = of_mask("own and earlier", size, dtype, backend.device, 128)
     first = run_ours(inputs, backend)
     for _ in range(2 if backend.is_cpu else 20):
         again = run_ours(inputs, backend)
@@ -226,7 +226,7 @@ def test_bitwise_reproducible(dtype, size, backend):
 
 
 def test_order_and_repetition_change_nothing(backend):
-    inputs = of_table("own and earlier", 64, torch.float32, backend.device)
+    inputs = of_mask("own and earlier", 64, torch.float32, backend.device)
     counts, indices = inputs.block_counts, inputs.block_indices
     place = torch.arange(indices.shape[-1], device=indices.device)
     backwards = indices.gather(-1, (counts[..., None] - 1 - place).clamp(min=0).long())
@@ -251,7 +251,7 @@ def test_order_and_repetition_change_nothing(backend):
 def test_blocks_that_do_not_exist_are_ignored_on_a_gpu(dtype, backend):
     if backend.is_cpu:
         pytest.skip("the CPU raises an error")
-    inputs = of_table("own and earlier", 64, dtype, backend.device)
+    inputs = of_mask("own and earlier", 64, dtype, backend.device)
     indices = torch.nn.functional.pad(inputs.block_indices, (3, 0))
     indices[..., :3] = torch.tensor([-(2**31), 2**31 - 1, S // 64 + 1], dtype=torch.int32)
     wild = inputs.replace(block_counts=inputs.block_counts + 3, block_indices=indices)
@@ -266,7 +266,7 @@ def test_blocks_that_do_not_exist_are_ignored_on_a_gpu(dtype, backend):
 @FOR_GPUS
 @computes_in(torch.bfloat16)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_one_kernel_makes_the_table(dtype, backend):
+def test_one_kernel_makes_the_block_mask(dtype, backend):
     generator = torch.Generator().manual_seed(0)
     for shape, most, width in (((2, 3, 5), 4, 7), ((1, 1, 300), 200, 513), ((4,), 1, 1), ((2, 0), 3, 4), ((3,), 0, 5)):
         counts = torch.randint(-2, most + 3, shape, generator=generator).to(backend.device, dtype)
@@ -274,7 +274,7 @@ def test_one_kernel_makes_the_table(dtype, backend):
         strided = indices.mT.contiguous().mT if indices.dim() > 1 else indices
         expected = BlockLists(counts, indices).blocks(128 * width)
         for given in (indices, strided):
-            assert torch.equal(_C.block_table(counts, given, width), expected)
+            assert torch.equal(_C.block_mask(counts, given, width), expected)
 
 
 def small(device: str, heads: int = 2) -> tuple[torch.Tensor, ...]:
@@ -287,8 +287,8 @@ def test_missing_dimensions_broadcast(shape, backend):
     """(2, 4) has a list for each key head."""
     q, k, v = small(backend.device)
     generator = torch.Generator().manual_seed(1)
-    table = torch.rand(*shape, 4, generator=generator) < 0.5
-    lists = from_blocks(table.to(backend.device), query_block=64, key_block=64)
+    mask = torch.rand(*shape, 4, generator=generator) < 0.5
+    lists = from_blocks(mask.to(backend.device), query_block=64, key_block=64)
     out = flash_attn_ext.attention(q, k, v, block_lists=lists, backend=backend.name)
     expected, _ = attention_reference(q, k, v, block_lists=lists)
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
@@ -298,11 +298,11 @@ def test_missing_dimensions_broadcast(shape, backend):
 def test_other_ranks(lead, backend):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(*lead, 2, 130, 16, generator=generator).to(backend.device) for _ in range(3))
-    table = torch.tensor([[True, False, True], [False, True, False], [False, False, True]], device=backend.device)
-    for given in (table, table.expand(*lead, 2, 3, 3)):
+    mask = torch.tensor([[True, False, True], [False, True, False], [False, False, True]], device=backend.device)
+    for given in (mask, mask.expand(*lead, 2, 3, 3)):
         lists = from_blocks(given, query_block=64, key_block=64)
         out = flash_attn_ext.attention(q, k, v, block_lists=lists, backend=backend.name)
-        expected, _ = attention_reference(q, k, v, block_lists=from_blocks(table, query_block=64, key_block=64))
+        expected, _ = attention_reference(q, k, v, block_lists=from_blocks(mask, query_block=64, key_block=64))
         torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -325,8 +325,8 @@ def test_a_pair_of_tensors(queries, rows, backend):
 def test_under_vmap(mapped, backend):
     q, k, v = small(backend.device)
     generator = torch.Generator().manual_seed(1)
-    table = (torch.rand(3, 1, 2, 4, 4, generator=generator) < 0.5).to(backend.device)
-    lists = from_blocks(table)
+    mask = (torch.rand(3, 1, 2, 4, 4, generator=generator) < 0.5).to(backend.device)
+    lists = from_blocks(mask)
     queries = torch.stack([q, 2 * q, 3 * q])
 
     def attend(q, counts, indices):
@@ -345,15 +345,15 @@ def test_under_vmap(mapped, backend):
 
 def test_exported(backend):
     q, k, v = small(backend.device)
-    table = torch.eye(4, dtype=torch.bool, device=backend.device)[None, None]
+    mask = torch.eye(4, dtype=torch.bool, device=backend.device)[None, None]
 
     class Model(torch.nn.Module):
-        def forward(self, q, k, v, table):
-            lists = from_blocks(table, query_block=64, key_block=64)
+        def forward(self, q, k, v, mask):
+            lists = from_blocks(mask, query_block=64, key_block=64)
             return flash_attn_ext.attention(q, k, v, block_lists=lists, backend=backend.name)
 
-    program = torch.export.export(Model(), (q, k, v, table))
-    torch.testing.assert_close(program.module()(q, k, v, table), Model()(q, k, v, table), rtol=1e-4, atol=1e-4)
+    program = torch.export.export(Model(), (q, k, v, mask))
+    torch.testing.assert_close(program.module()(q, k, v, mask), Model()(q, k, v, mask), rtol=1e-4, atol=1e-4)
 
 
 def test_explain_has_a_plan(backend):

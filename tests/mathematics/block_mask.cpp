@@ -1,4 +1,4 @@
-// The bits of BlockMask against the table of blocks, in the order of MaskBits, also past the last block.
+// The bits of BlockMask against the flags of pairs of blocks, in the order of MaskBits, also past the last block.
 #include "attention/block_mask.h"
 
 #include <cstdio>

@@ -30,7 +30,7 @@ inline int __reduce_max_sync(uint32_t, int value) {
 inline void __syncthreads() {}
 
 #include "kernels/common/masks/interval_rows.cuh"
-#include "kernels/cpu/selected_keys.h"
+#include "kernels/cpu/schedule/selected_keys.h"
 
 namespace {
 

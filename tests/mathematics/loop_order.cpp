@@ -12,7 +12,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/mask_iterations.h"
 
 namespace {

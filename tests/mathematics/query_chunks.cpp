@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm90/sm90.h"
 
 namespace {
 

@@ -10,13 +10,13 @@ from support.host_programs import CSRC, compile_for_host_programs, run_host_prog
 pytestmark = pytest.mark.xdist_group("loop_order")  # they share objects
 
 PLAN_FILES = (
-    "sm90_backward.cpp",
-    "sm90_backward_query_stationary.cpp",
-    "sm90_backward_two_pass.cpp",
-    "sm90_score_mode.cpp",
-    "sm80_backward.cpp",
-    "bias_stationary.cpp",
-    "short_bias.cpp",
+    "sm90/backward.cpp",
+    "sm90/backward_query_stationary.cpp",
+    "sm90/backward_two_pass.cpp",
+    "sm90/score_mode.cpp",
+    "sm90/short_bias.cpp",
+    "sm80/backward.cpp",
+    "sm80/bias_stationary.cpp",
 )
 PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 

@@ -52,10 +52,11 @@ def test_names_are_in_the_sources_that_the_chapter_names(heading):
 
 
 def test_unknown_names_are_found():
-    text = "`csrc/kernels/cpu/forward.cpp` `csrc/lost/` `ForwardWorker::attend` `ForwardWorker::lost` `lost.h` `a.b`"
+    path = "csrc/kernels/cpu/forward/forward.cpp"
+    text = f"`{path}` `csrc/lost/` `ForwardWorker::attend` `ForwardWorker::lost` `lost.h` `a.b`"
     assert unknown_names(text) == ["csrc/lost", "ForwardWorker::lost", "lost.h", "a.b"]
     code = "```cpp\n  void run(const RowTile& rows) {\n```\n\n```cpp\nint lost;\n```\n"
-    assert unknown_names(f"`csrc/kernels/cpu/forward.cpp`\n\n{code}") == ["int lost;\n"]
+    assert unknown_names(f"`{path}`\n\n{code}") == ["int lost;\n"]
 
 
 def test_the_page_has_its_chapters():

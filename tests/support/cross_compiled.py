@@ -3,7 +3,7 @@
 # One of each folder: the ones that compile fastest.
 KERNELS = (
     *("library/gpu", "kernels/derivatives/plain_tiles", "kernels/sm80/sm80_backend", "kernels/sm90/sm90_backend"),
-    *(f"kernels/common/{name}" for name in ("cache/append_kv", "float64/float64_attention", "masks/block_table")),
+    *(f"kernels/common/{name}" for name in ("cache/append_kv", "float64/float64_attention", "masks/block_mask")),
     *(f"kernels/common/{name}" for name in ("repair/repair", "sums/delta")),
     *(f"kernels/sm80/{name}/instances/{name}_short_bias" for name in ("forward", "backward")),
     *("kernels/sm80/forward/split/instances/forward_split_wide", "kernels/sm80/tangents/instances/tangents_f32"),

@@ -25,7 +25,7 @@ def run_host_program(source: Path, folder: Path, *others: Path, options: tuple =
 
 def compile_for_host_programs(sources: Iterable[Path], folder: Path) -> list[Path]:
     """Objects that several programs need, among the `others` of run_host_program."""
-    objects = [folder / f"{source.stem}.o" for source in sources]
+    objects = [folder / f"{source.parent.name}.{source.stem}.o" for source in sources]
     for source, target in zip(sources, objects, strict=True):
         _compile("-c", source, "-o", target)
     return objects

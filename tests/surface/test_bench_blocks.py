@@ -15,7 +15,7 @@ LOADS = suites.SUITES["cuda"]["blocks"]
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: f"{load.case}, {load.head_dim}")
 def test_lists_have_their_share(load):
     assert load.seqlen == 32768 and load.num_heads == 16 and load.causal is False
-    seen = load.blocks.table(load.seqlen, 2, torch.device("cpu"))
+    seen = load.blocks.block_mask(load.seqlen, 2, torch.device("cpu"))
     assert seen.shape == (1, 2, load.seqlen // load.blocks.size, load.seqlen // load.blocks.size)
     assert bool((seen.float().mean(-1) == load.blocks.share).all())
     in_runs = seen.unflatten(-1, (-1, load.blocks.run // load.blocks.size))

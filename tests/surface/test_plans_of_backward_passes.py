@@ -116,7 +116,10 @@ BACKWARD_SM90 = [
     (hopper({"causal": "top_left"}, slopes=True, d=96), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper(slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     # The gradient of a bias that all batch entries share takes a kernel of its own up to head dim 64.
-    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY, dbias="from dS recomputed over the batch")),
+    (
+        hopper(bias=SQUARE, wanted=WITH_BIAS),
+        dict(kernel=KEY_STATIONARY, dbias="from dS recomputed over the batch", dbias_splits=None),
+    ),
     (
         hopper(sq=128, batch=64, bias=(1, 1, 128, 128), wanted=WITH_BIAS),
         dict(dbias="from the materialised dS"),
@@ -124,7 +127,7 @@ BACKWARD_SM90 = [
     (hopper(sq=136, batch=64, bias=(1, 1, 136, 136), wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY)),
     (
         hopper(sq=136, batch=64, bias=(1, 1, 136, 136), wanted=WITH_BIAS),
-        dict(workspace={"partial dBias": 33 * 4 * 128 * 128 * 4}),
+        dict(dbias_splits=33, workspace={"partial dBias": 33 * 4 * 128 * 128 * 4}),
     ),
     (hopper(bias=(8, 16, LONG, LONG), wanted=WITH_BIAS), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
     (
@@ -152,6 +155,7 @@ BACKWARD_SM90 = [
             head_dims=(32, 32),
             delta="within another kernel",
             dbias="from dS recomputed over the batch",
+            dbias_splits=2,
             workspace={"partial dBias": 2 * 64 * 128 * 128 * 4, "dQ NaN flags": 8 * 16 * 8},
         ),
     ),

@@ -39,3 +39,13 @@ def test_nothing_is_written_without_a_workspace(monkeypatch):
     assert (forward.kernel, forward.score_mode) == (WARP_SPECIALISED, "generic")
     assert backward.kernel == RECOMPUTE
     assert backward.dbias == "of a relative-position bias, from recomputed dS"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "backend", "splits"), [(256, 4, "sm90", 8), (256, 4, "sm80", 8), (LONG, HEADS, "sm90", None)]
+)
+def test_ctas_share_the_batch_where_block_diagonals_are_few(tokens, heads, backend, splits):
+    options = {"backend": backend}
+    _, backward = Call(tokens, heads=heads, relative_bias=True, options=options, wanted=WITH_BIAS).plans()
+    assert backward.dbias_splits == splits
+    assert ("dbias splits 8" in str(backward)) == (splits == 8)

@@ -21,6 +21,6 @@ constexpr int splits_of_few_warps(int columns) { return kFewCombineWarps * split
 constexpr int split_columns(int columns) { return columns <= 64 ? 64 : columns <= 128 ? 128 : 256; }
 
 // The rows of a partial dQ have whole groups of as many columns as a warp sums.
-constexpr int64_t dq_split_columns(int64_t head_dim) { return attention::ceil_div(head_dim, 64) * 64; }
+constexpr int64_t dq_partial_columns(int64_t head_dim) { return attention::ceil_div(head_dim, 64) * 64; }
 
 }  // namespace flash_attn_ext::common

@@ -56,7 +56,7 @@ struct KeyStationaryConfig {
 inline constexpr int64_t kLargestKeyStationaryHeadDim = 128;
 
 // Rows of one score mode stand in the order of their head dims, and a call takes the first head dims that hold its own.
-// plan/sm90_backward.cpp chooses among rows of the same head dims.
+// plan/sm90/backward.cpp chooses among rows of the same head dims.
 inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {64, 64}, .tile = kKeyStationaryTile64},
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .adds_statistics = true},
@@ -85,7 +85,7 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
-    // Not at head dim 96. Other calls with ALiBi slopes take other kernels (plan/sm90_backward.cpp).
+    // Not at head dim 96. Other calls with ALiBi slopes take other kernels (plan/sm90/backward.cpp).
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kCausalAlibi, .adds_statistics = true},
     {.dims = {128, 128},
      .tile = kKeyStationaryTile128,

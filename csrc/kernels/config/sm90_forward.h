@@ -71,7 +71,7 @@ struct ForwardConfig {
 
 // The registers for S, P and O limit the keys of a tile (forward_registers). Rows of one score mode stand in the order
 // of their head dims, the cheapest first, and a call takes the first one that holds its own. Of rows with the same head
-// dims and score mode, the first is the default; plan/sm90_forward.cpp says when another one is faster.
+// dims and score mode, the first is the default; plan/sm90/forward.cpp says when another one is faster.
 // clang-format off
 inline constexpr ForwardConfig kForwardConfigs[] = {
     // Three consumers share each read of K and V, which pays where exponentials are as slow as GEMMs and tiles are

@@ -197,8 +197,8 @@ struct BackwardPlan {
     WorkspacePart dbias_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
-    WorkspacePart
-        dq_splits;  // float32 partial dQ, in rows of common::dq_split_columns(); kQueryStationary: of CTAs and pairs
+    // float32, of each of the dq_splits, in rows of common::dq_partial_columns(). kQueryStationary: of CTAs and pairs.
+    WorkspacePart dq_partials;
     // is_warp_specialised(): float32 accumulators of dQ, statistics of queries, semaphores of dQ, the list of key
     // tiles, work counters.
     WorkspacePart dq_sums;

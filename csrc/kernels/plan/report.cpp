@@ -266,6 +266,7 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       add_materialised(columns, plan.materialised);
       break;
   }
+  columns.add_above_one("dbias_splits", plan.dbias_splits);
 }
 
 }  // namespace
@@ -303,7 +304,7 @@ Report report(const BackwardPlan& plan) {
                  {"boxes of the relative-position bias", workspace.bias_boxes},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},
-                 {"partial dQ", workspace.dq_splits},
+                 {"partial dQ", workspace.dq_partials},
                  {"dQ accumulators", workspace.dq_sums},
                  {"statistics", workspace.statistics},
                  {"dQ semaphores", workspace.dq_semaphores},

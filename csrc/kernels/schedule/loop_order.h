@@ -82,7 +82,7 @@ struct LoopOrder {
 
   FLASH_HOST_DEVICE bool has_descending_pairs() const { return !cyclic && !split_kv && head_group_pairs > 1; }
 
-  // The number of the accumulator that a phase adds to, from the query tile's number.
+  // The index of the accumulator that a phase adds to, from the query tile's index.
   FLASH_HOST_DEVICE int accumulator_of(int query_tile, int phase) const {
     return split_kv ? (query_tile << log2_accumulators) + phase : query_tile;
   }

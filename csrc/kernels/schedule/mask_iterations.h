@@ -63,7 +63,7 @@ struct MaskIterations {
     return int64_t{mask_batches} * mask_heads * key_tiles * mask_query_tiles;
   }
   FLASH_HOST_DEVICE int64_t num_lists() const { return int64_t{list_batches} * mask_heads * directions * key_tiles; }
-  // Whether 32 bits hold the numbers of all tiles and entries, and 15 bits hold ranks.
+  // Whether 32 bits hold the indices of all tiles and entries, and 15 bits hold ranks.
   static bool may_be_numbered(const attention::AttentionParams& p, const LoopOrder& order) {
     const MaskIterations iterations = of(p, order);
     return iterations.key_tiles <= kIsLast && iterations.num_tiles() <= INT32_MAX &&
@@ -90,7 +90,7 @@ struct MaskIterations {
     return iterations;
   }
 
-  // The number of a key tile's first mask tile. A key tile's mask tiles have consecutive numbers.
+  // The index of a key tile's first mask tile. A key tile's mask tiles have consecutive indices.
   FLASH_HOST_DEVICE int first_tile(int batch, int head, int key_tile) const {
     const int plane = (mask_batches == 1 ? 0 : batch) * mask_heads + (mask_heads == 1 ? 0 : head);
     return (plane * key_tiles + key_tile) * mask_query_tiles;
@@ -108,7 +108,7 @@ struct MaskIterations {
     return static_cast<uint32_t>(2 * intervals * LoopOrder::kQueries) * static_cast<uint32_t>(sizeof(int32_t));
   }
 
-  // The number of a plane.
+  // The index of a plane.
   FLASH_HOST_DEVICE int64_t plane(int batch, int head) const {
     return int64_t{list_batches == 1 ? 0 : batch} * mask_heads + (mask_heads == 1 ? 0 : head);
   }
@@ -116,7 +116,7 @@ struct MaskIterations {
   FLASH_HOST_DEVICE int64_t list(int batch, int head, LoopDirection direction, int key_tile) const {
     return (plane(batch, head) * directions + (direction == LoopDirection::kDescending ? 1 : 0)) * key_tiles + key_tile;
   }
-  // The number of the list's first entry.
+  // The index of the list's first entry.
   FLASH_HOST_DEVICE uint32_t first_entry(int64_t list) const { return static_cast<uint32_t>(list * query_tiles); }
 
   // The query tile of the i-th iteration, where the loop leaves none out.

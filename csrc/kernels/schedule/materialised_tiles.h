@@ -111,7 +111,7 @@ struct MaterialisedTiles {
   FLASH_HOST_DEVICE int begin_of(int first) const { return whole_blocks(chunk_begin - first); }
   FLASH_HOST_DEVICE int end_of(int first) const { return whole_blocks(chunk_end - first); }
 
-  // The matrix's number among those of the launch.
+  // The matrix's index among those of the launch.
   FLASH_HOST_DEVICE int matrix(const attention::AttentionParams& p, const attention::Sequence& sequence,
                                int key_head) const {
     const int64_t all = p.sequences.cu_seqlens_q != nullptr ? key_head : key_head * p.batch + sequence.batch;
@@ -120,8 +120,8 @@ struct MaterialisedTiles {
 
   // The rows of the query chunk, in whole CTAs.
   FLASH_HOST_DEVICE int rows_of_chunk() const { return whole_blocks(chunk_end - chunk_begin); }
-  // A row's number among those of the launch. row: of the matrix of a query head.
-  FLASH_HOST_DEVICE int number_of_row(int head_of_launch, int row) const {
+  // A row's index among those of the launch. row: of the matrix of a query head.
+  FLASH_HOST_DEVICE int index_of_row(int head_of_launch, int row) const {
     return head_of_launch * rows_of_chunk() + row - chunk_begin;
   }
 

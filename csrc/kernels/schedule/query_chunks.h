@@ -29,7 +29,7 @@ struct QueryChunks {
     bool has_partial_sums;         // an earlier launch has left dK and dV
     bool is_last;                  // dK and dV are complete
     LoopOrder::Tiles query_tiles;  // over which it iterates
-    int first_query_tile;          // the one that is number 0: cyclic, the first one of the chunk
+    int first_query_tile;          // the one that has index 0: cyclic, the first one of the chunk
     LoopOrder::Contributor contributor;
   };
 

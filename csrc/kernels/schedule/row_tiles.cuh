@@ -1,7 +1,7 @@
 // Tiles of packed rows (FlashAttention-3's PackGQA): the query heads that share keys are rows of one tile, so that the
 // keys are read once for all of them.
 //
-// A sequence's rows are numbered query * group + head of the group. Work tiles have one number, in which the batch
+// A sequence's rows are numbered query * group + head of the group. Work tiles have one index, in which the batch
 // entry comes first, then the tile of the sequence, then the head, then the slice of columns.
 #pragma once
 
@@ -37,9 +37,9 @@ struct RowTiles {
     return {batch, (index - batch * tiles.divisor) * rows};
   }
 
-  // A work tile, by its number in its entry.
+  // A work tile, by its index in its entry.
   struct WorkTile {
-    uint32_t head;  // the group's number
+    uint32_t head;  // the group's index
     uint32_t slice;
   };
   FLASH_HOST_DEVICE WorkTile work_tile(uint32_t in_entry) const {

@@ -67,7 +67,8 @@ struct StreamK {
   KnownWorkList known;   // present where `uniform` holds and each batch entry has one tile of rows
 };
 
-// A CTA's range of the work list. All warps compute the same. Numbers of tiles fit 32 bits (plan/split_forward.cpp).
+// A CTA's range of the work list. All warps compute the same. Numbers of tiles fit 32 bits
+// (plan/sm80/split_forward.cpp).
 //
 // The code is short on purpose: a CTA's first instructions come from memory, which takes longer than to execute them.
 template <int kKeys>

@@ -23,8 +23,8 @@ struct TileSplits {
 // A CTA leaves at most two work tiles unfinished: those with which its range begins and ends.
 inline constexpr int kSlotsPerBlock = 2;
 
-// Numbers of splits instead of slots, where a CTA may have splits of any number of work tiles.
-struct SplitNumbers {
+// Indices of splits instead of slots, where a CTA may have splits of any number of work tiles.
+struct SplitIndices {
   int begin;
   int end;
 };
@@ -66,14 +66,14 @@ struct WorkListShares {
   }
 
   // From one split to the next, either the CTA, or the work tile, or both are the next one. So no two splits have the
-  // same number, and the numbers of a work tile's splits are consecutive.
-  FLASH_HOST_DEVICE static int split_number(uint32_t block, int work_tile) {
+  // same index, and the indices of a work tile's splits are consecutive.
+  FLASH_HOST_DEVICE static int split_index(uint32_t block, int work_tile) {
     return static_cast<int>(block) + work_tile;
   }
-  // The numbers of a work tile's splits, where all work tiles have the same number of key tiles.
-  FLASH_HOST_DEVICE SplitNumbers split_numbers(int work_tile, int tiles) const {
-    return {split_number(block_of(work_tile * tiles), work_tile),
-            split_number(block_of((work_tile + 1) * tiles - 1), work_tile) + 1};
+  // The indices of a work tile's splits, where all work tiles have the same number of key tiles.
+  FLASH_HOST_DEVICE SplitIndices split_indices(int work_tile, int tiles) const {
+    return {split_index(block_of(work_tile * tiles), work_tile),
+            split_index(block_of((work_tile + 1) * tiles - 1), work_tile) + 1};
   }
 };
 

@@ -124,7 +124,7 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
         return with_element(p.element, plan.tf32,
                             [&](auto element) { return matrix_gradients<decltype(element)>(p, plan, stream); });
       },
-      [&] { return p.dq_splits.present() ? common::sum_dq_splits(p, p.dq_splits, stream) : cudaSuccess; },
+      [&] { return p.dq_partials.present() ? common::sum_dq_partials(p, p.dq_partials, stream) : cudaSuccess; },
       [&] { return recomputes_dbias ? sum_dscores(p, plan, DscoreSum::kBias, stream) : cudaSuccess; },
       [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
 }
@@ -166,16 +166,16 @@ cudaError_t run_split(const attention::AppendingForwardParams& p, const ForwardP
   });
 }
 
-// The splits have the layout of the LSE, with a row of dQ for each of its elements.
-common::DqSplits dq_splits_of(const BackwardParams& p, const BackwardPlan& plan, void* workspace) {
+// Partial dQ has the layout of the LSE, with a row of dQ for each of its elements.
+common::DqPartials dq_partials_of(const BackwardParams& p, const BackwardPlan& plan, void* workspace) {
   if (plan.dq_splits == 1) return {};
-  const int64_t columns = common::dq_split_columns(p.head_dim_qk);
-  return {.sums = {.data = plan.workspace.dq_splits.in<void>(workspace),
+  const int64_t columns = common::dq_partial_columns(p.head_dim_qk);
+  return {.sums = {.data = plan.workspace.dq_partials.in<void>(workspace),
                    .batch_stride = p.lse.batch_stride * columns,
                    .head_stride = p.lse.head_stride * columns,
                    .row_stride = columns,
                    .column_stride = 1},
-          .stride = plan.workspace.dq_splits.bytes / plan.dq_splits / int64_t{sizeof(float)},
+          .stride = plan.workspace.dq_partials.bytes / plan.dq_splits / int64_t{sizeof(float)},
           .count = static_cast<int>(plan.dq_splits)};
 }
 
@@ -190,7 +190,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
                       .per_head = plan.alibi_partials_per_head};
   p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
   p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
-  p.dq_splits = dq_splits_of(p, plan, workspace);
+  p.dq_partials = dq_partials_of(p, plan, workspace);
   p.dbias_partials = plan.workspace.dbias_partials.in<float>(workspace);
   if (!plan.workspace.materialised_scores.present()) return p;
   p.materialised = {.ds = plan.workspace.materialised_scores.in<void>(workspace),

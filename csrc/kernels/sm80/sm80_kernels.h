@@ -28,7 +28,7 @@ struct BackwardParams : attention::BackwardParams {
   int64_t num_pairs = 0;
 
   MaterialisedScores materialised;
-  common::DqSplits dq_splits;         // where present, the dQ kernel writes its splits here
+  common::DqPartials dq_partials;     // where present, the dQ kernel writes its partial dQ here
   uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether its rows have a NaN
   uint8_t* dkdv_nan_flags = nullptr;  // the same for the dK/dV kernel
   common::AlibiPartials alibi_partials;

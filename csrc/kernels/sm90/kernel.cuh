@@ -31,8 +31,8 @@ struct KernelShape {
 // them the wgmma descriptors, in uniform registers.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
-// The number of the thread's warpgroup.
-__device__ __forceinline__ int warpgroup_number() {
+// The index of the thread's warpgroup.
+__device__ __forceinline__ int warpgroup_index() {
   return uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
 }
 
@@ -51,7 +51,7 @@ struct RoleRegisters {
 // Roles are passed by their types: with lambdas instead, the instructions would be others.
 template <class Producer, class Consumer, RoleRegisters kRegisters>
 __device__ __forceinline__ void run_roles(const auto& args, auto& shared) {
-  const int warpgroup = warpgroup_number();
+  const int warpgroup = warpgroup_index();
   init_barriers(shared);
   __syncthreads();
   ptx::wait_for_kernel_before();

@@ -17,7 +17,7 @@ namespace flash_attn_ext::sm90 {
 // for a captured launch.
 cudaError_t next_work_counter(uint32_t*& counter, cudaStream_t stream);
 
-// Fetches the number of a CTA's next work tile. Its first one has the number of the CTA.
+// Fetches the index of a CTA's next work tile. Its first one has the index of the CTA.
 __device__ __forceinline__ uint32_t fetch_work_tile(uint32_t* work_counter) {
   return gridDim.x + atomicAdd(work_counter, 1u);
 }
@@ -29,13 +29,13 @@ __device__ __forceinline__ uint32_t fetch_work_tile(uint32_t* work_counter, uint
   return gridDim.x + count;
 }
 
-// Calls function(number) for each of a CTA's work tiles, where all cost the same: every gridDim.x-th one.
+// Calls function(index) for each of a CTA's work tiles, where all cost the same: every gridDim.x-th one.
 template <class Function>
 __device__ __forceinline__ void for_each_static_work_tile(uint32_t num_work_tiles, Function&& function) {
   const auto count = static_cast<int>(num_work_tiles);
 #pragma unroll 1
-  for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
-    function(number);
+  for (int index = static_cast<int>(blockIdx.x); index < count; index += static_cast<int>(gridDim.x)) {
+    function(index);
   }
 }
 

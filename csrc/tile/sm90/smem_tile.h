@@ -43,7 +43,7 @@ template <class Element, int kRows, int kColumns>
 struct SmemTileWithOnes : SmemTile<Element, kRows, kColumns> {
   alignas(1024) Element ones[kRows][kSmemChunkColumns];
 
-  // Called by `threads` threads, each with its number. A fence and a barrier must follow.
+  // Called by `threads` threads, each with its index. A fence and a barrier must follow.
   __device__ __forceinline__ void set_ones(int thread, int threads) {
     const uint32_t pair = ptx::pack(1.0f, 1.0f, Element{});
     auto* chunks = reinterpret_cast<uint4*>(ones);

@@ -1,4 +1,4 @@
-"""Lists of blocks to time: each as a table of blocks, of which our call and FlexAttention get lists."""
+"""Lists of blocks to time: each as a block mask, of which our call and FlexAttention get lists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BlockPattern:
     size: int  # queries and keys of a block
     run: int  # keys that are listed together, a multiple of `size`
 
-    def table(self, tokens: int, heads: int, device: torch.device) -> Tensor:
+    def block_mask(self, tokens: int, heads: int, device: torch.device) -> Tensor:
         """bool (1, heads, query blocks, key blocks)."""
         blocks, runs = tokens // self.size, tokens // self.run
         listed = round(self.share * runs)

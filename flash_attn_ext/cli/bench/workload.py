@@ -179,7 +179,7 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
     if workload.structure is not None:
         inputs.intervals = STRUCTURES[workload.structure].intervals(workload.seqlen, q.device).tensor
     if workload.blocks is not None:
-        inputs.blocks = workload.blocks.table(workload.seqlen, workload.num_heads, q.device)
+        inputs.blocks = workload.blocks.block_mask(workload.seqlen, workload.num_heads, q.device)
     if workload.has_alibi:  # the slopes of Press et al. 2022, section 3, from steep to flat
         inputs.alibi_slopes = 2.0 ** (-8 * torch.arange(1, workload.num_heads + 1, device=device) / workload.num_heads)
     if workload.has_sink:

@@ -6,7 +6,7 @@
 
 #include "attention/key_interval.h"
 #include "attention/params.h"
-#include "kernels/common/masks/block_table.h"
+#include "kernels/common/masks/block_mask.h"
 
 namespace flash_attn_ext::common {
 
@@ -23,8 +23,8 @@ cudaError_t make_block_tiles(const attention::AttentionParams& params, cudaStrea
 // The same for a mask without intervals and blocks; also writes the mask as bits, for which the plan has memory, too.
 cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* bits, cudaStream_t stream);
 
-// Writes the table of lists of blocks.
-cudaError_t launch_block_table(const BlockTable& table, cudaStream_t stream);
+// Writes the block mask of lists of blocks.
+cudaError_t launch_block_mask(const BlockMaskOfLists& mask, cudaStream_t stream);
 
 // Writes the mask as bits only, where rows have at most kShortMaskKeys keys: the words of the first group of each row.
 inline constexpr int64_t kShortMaskKeys = 64;

@@ -37,9 +37,9 @@ cudaError_t launch_look_up(const TableLookUp& table, cudaStream_t stream);
 cudaError_t launch_table_sums(const TableSums& table, cudaStream_t stream);
 
 // Split-KV dQ, for few queries that see many keys: CTAs share the keys of a query tile, each stores a partial dQ in
-// float32, and one kernel sums these splits. A split holds the sum of dS K over its keys, unscaled, and is laid out
-// as dQ. Strides are in elements.
-struct DqSplits {
+// float32, and one kernel sums these. A partial dQ is the sum of dS K over the keys of a split, unscaled, and is laid
+// out as dQ. Strides are in elements.
+struct DqPartials {
   attention::MatrixView sums;  // float32, of split 0; columns are contiguous
   int64_t stride = 0;          // from one split to the next
   int count = 1;
@@ -50,8 +50,8 @@ struct DqSplits {
   }
 };
 
-// Launches the kernel: dq = scale * the sum of the splits. A NaN may be 0 times a NaN or infinity that the row does not
+// Launches the kernel: dq = scale * the sum of partial dQ. A NaN may be 0 times a NaN or infinity that the row does not
 // attend to, so such rows are recomputed without tensor cores.
-cudaError_t sum_dq_splits(const attention::BackwardParams& params, const DqSplits& splits, cudaStream_t stream);
+cudaError_t sum_dq_partials(const attention::BackwardParams& params, const DqPartials& partials, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/gemm/tile_gemm.h"
 #include "kernels/cpu/rows/row_ops.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

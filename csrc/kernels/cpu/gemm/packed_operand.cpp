@@ -4,8 +4,8 @@
 
 #include "attention/division.h"
 #include "kernels/cpu/rows/row_ops.h"
+#include "kernels/cpu/schedule/tiles.h"
 #include "kernels/cpu/services.h"
-#include "kernels/cpu/tiles.h"
 
 namespace flash_attn_ext::cpu {
 

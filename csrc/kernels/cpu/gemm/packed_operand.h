@@ -9,7 +9,7 @@
 #include "attention/params.h"
 #include "kernels/config/cpu.h"
 #include "kernels/cpu/gemm/operand.h"
-#include "kernels/cpu/work_queue.h"
+#include "kernels/cpu/schedule/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -9,7 +9,7 @@
 
 #include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/gemm/tile_gemm.h"
-#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/schedule/tiles.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -6,7 +6,7 @@
 // mask. The load of K overlaps dP = dO V^T. The load of the next V overlaps S = Q K^T, dS and dQ. Bias and mask are
 // loaded during dQ and the next dP. Two or more CTAs per SM hide each other's latency. In the two-pass backward, this
 // kernel materialises P and dS in p.materialised for the dK and dV GEMMs. Split-KV, for few queries that see many keys:
-// blockIdx.y is the split of the tile's keys whose partial dQ the CTA writes (p.dq_splits).
+// blockIdx.y is the split of the tile's keys whose partial dQ the CTA writes (p.dq_partials).
 #pragma once
 
 #include <type_traits>
@@ -96,7 +96,7 @@ struct BackwardDqKernel {
 
  private:
   // Whether CTAs share the tile's keys (split-KV).
-  __device__ __forceinline__ bool is_partial() const { return kMaySplitKv && p.dq_splits.present(); }
+  __device__ __forceinline__ bool is_partial() const { return kMaySplitKv && p.dq_partials.present(); }
 
   __device__ __forceinline__ int num_queries() const {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
@@ -134,7 +134,7 @@ struct BackwardDqKernel {
   // The mainloop over the key tiles that the CTA's queries see, or over its split of them, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     TileRange tiles = tile_range<kTile.keys, Position>(first, last);
-    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_splits.count);
+    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_partials.count);
     const int64_t key_row = item.sequence.key_begin;
     const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
                              static_cast<int>(p.head_dim_qk)},
@@ -246,9 +246,9 @@ struct BackwardDqKernel {
 
   __device__ __forceinline__ void store_partial() const {
     const int first = first_query + tile::warp() * kRowsPerWarp + Gradient::row(0);
-    const auto columns = static_cast<int>(p.dq_splits.sums.row_stride);
+    const auto columns = static_cast<int>(p.dq_partials.sums.row_stride);
     const int rows = static_cast<int>(item.sequence.num_queries) - first;
-    float* target = p.dq_splits.row(blockIdx.y, item.sequence.batch, item.head, item.sequence.query_begin + first);
+    float* target = p.dq_partials.row(blockIdx.y, item.sequence.batch, item.head, item.sequence.query_begin + first);
 #pragma unroll
     for (int r = 0; r < Gradient::kThreadRows; ++r) {
       if (Gradient::row_step(r) >= rows) continue;

@@ -8,7 +8,7 @@
 // memory with transposing loads. The mainloop iterates over the tiles that the CTA's rows see, n ascending, one query
 // head after the other. No other CTA writes the same rows, so sums have one fixed order. Groups of 32 columns of A that
 // a row n does not see were never written, and are zero-padded here. Split-KV, for few queries that see many keys:
-// blockIdx.y is the split of the keys whose partial dQ the CTA writes (p.dq_splits). Shared memory: a pipeline of
+// blockIdx.y is the split of the keys whose partial dQ the CTA writes (p.dq_partials). Shared memory: a pipeline of
 // kTile.stages stages, each with kTile.step rows of A and B. All threads issue copies, and there is one barrier per
 // step.
 #pragma once
@@ -97,7 +97,7 @@ struct BackwardGemmKernel {
  private:
   __device__ __forceinline__ bool is_dq() const { return operands.rows == Rows::kQueries; }
   // Whether CTAs share the keys of dQ's rows (split-KV).
-  __device__ __forceinline__ bool is_partial() const { return is_dq() && p.dq_splits.present(); }
+  __device__ __forceinline__ bool is_partial() const { return is_dq() && p.dq_partials.present(); }
   __device__ __forceinline__ int64_t num_rows() const {
     return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
   }
@@ -114,7 +114,7 @@ struct BackwardGemmKernel {
     const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
     tiles = tile_range<kTile.step>(inner_of(item.first_row), inner_of(end_row - 1));
     if (end_row < item.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
-    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_splits.count);
+    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_partials.count);
   }
 
   // Issues the copies of a tile whose rows are `stride` elements apart. bytes(row, column) of each 16-byte chunk are
@@ -266,9 +266,9 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
       .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
              first_column * out.column_stride};
   if constexpr (sizeof(Element) == sizeof(float)) {  // operands.out has the splits already, and a branch would spill
-    item.out = static_cast<float*>(item.out) + blockIdx.y * p.dq_splits.stride;
-  } else if (is_dq && p.dq_splits.present()) {
-    item.out = p.dq_splits.row(blockIdx.y, sequence.batch, query_head, query_row) + first_column;
+    item.out = static_cast<float*>(item.out) + blockIdx.y * p.dq_partials.stride;
+  } else if (is_dq && p.dq_partials.present()) {
+    item.out = p.dq_partials.row(blockIdx.y, sequence.batch, query_head, query_row) + first_column;
   }
   Kernel kernel = {.p = p,
                    .operands = params.operands,
@@ -281,7 +281,8 @@ inline GemmOperands gemm_operands(const BackwardParams& p, MatrixGradient gradie
   const float scale = static_cast<float>(p.score_mod.scale);
   switch (gradient) {
     case MatrixGradient::kDq:
-      if (p.dq_splits.present()) return {Rows::kQueries, p.materialised.ds, p.k, p.dq_splits.sums, p.head_dim_qk, 1.0f};
+      if (p.dq_partials.present())
+        return {Rows::kQueries, p.materialised.ds, p.k, p.dq_partials.sums, p.head_dim_qk, 1.0f};
       return {Rows::kQueries, p.materialised.ds, p.k, p.dq, p.head_dim_qk, scale};
     case MatrixGradient::kDk:
       return {Rows::kKeys, p.materialised.ds, p.q, p.dk, p.head_dim_qk, scale};

@@ -28,10 +28,17 @@ __device__ __forceinline__ BlockDiagonalWork block_diagonal_work(const BlockDiag
   return {rest / blocks.heads, rest % blocks.heads, blocks.at_rank(cta / ctas)};
 }
 
+// The parameters of a kernel that sums dS along block diagonals. Base: those of the kernel whose dS it is, with a `p`.
+template <class Base>
+struct WithBlockDiagonals : Base {
+  BlockDiagonals blocks;
+  float* partial_sums;  // of each CTA, in the order of BlockDiagonalWork::place_of_sums()
+};
+
 struct BlockDiagonalSums {
   attention::BackwardParams p;
   BlockDiagonals blocks;
-  float* partial_sums;  // of each CTA, in the order of BlockDiagonalWork::place_of_sums()
+  float* partial_sums;
 };
 
 inline constexpr int kCombineThreads = 128;
@@ -65,8 +72,9 @@ __global__ void __launch_bounds__(kCombineThreads)
   store_dbias<Element>(g, head * g.head_stride + diagonal * g.key_stride, sum);
 }
 
-template <class Element>
-cudaError_t combine_block_diagonals(const BlockDiagonalSums& sums, cudaStream_t stream) {
+template <class Element, class Base>
+cudaError_t combine_block_diagonals(const WithBlockDiagonals<Base>& params, cudaStream_t stream) {
+  const BlockDiagonalSums sums = {params.p, params.blocks, params.partial_sums};
   const int64_t diagonals = sums.p.sequences.max_seqlen_q + sums.p.sequences.max_seqlen_k - 1;
   const int64_t ctas = attention::ceil_div(sums.blocks.heads * diagonals, int64_t{kCombineThreads});
   combine_block_diagonals_kernel<Element><<<static_cast<unsigned>(ctas), kCombineThreads, 0, stream>>>(sums);

@@ -24,7 +24,7 @@ namespace flash_attn_ext::sm80 {
 
 struct DbiasOverBatchParams {
   attention::BackwardParams p;
-  float* splits;  // partial dBias; null where each tile has one batch split, which is the result
+  float* partials;  // of dBias; null where each tile has one batch split, which is the result
   int num_splits;
   int entries;  // of the batch, and heads where the bias is the same for all of them
   float scale;
@@ -88,11 +88,11 @@ struct DbiasOverBatchKernel {
       iterate();
     }
     hide();
-    if (params.splits == nullptr) {
+    if (params.partials == nullptr) {
       for_each_pair(
           [&](int query, int key, float low, float high) { store(params, place.head, query, key, low, high); });
     } else {
-      auto* target = reinterpret_cast<float4*>(params.splits) + blockIdx.x * int64_t{Sums::kColumnTiles * kThreads};
+      auto* target = reinterpret_cast<float4*>(params.partials) + blockIdx.x * int64_t{Sums::kColumnTiles * kThreads};
 #pragma unroll
       for (int j = 0; j < Sums::kColumnTiles; ++j) {
         const float(&c)[4] = sums.c[0][j];
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
   const auto j = static_cast<int>(blockIdx.y);
   constexpr int64_t kTileSums = Sums::kColumnTiles * Kernel::kThreads;
   const auto* own =
-      reinterpret_cast<const float4*>(params.splits) + blockIdx.x * kTileSums + j * Kernel::kThreads + threadIdx.x;
+      reinterpret_cast<const float4*>(params.partials) + blockIdx.x * kTileSums + j * Kernel::kThreads + threadIdx.x;
   float4 sum = {};
 #pragma unroll 8
   for (int split = 0; split < params.num_splits; ++split) {
@@ -352,7 +352,7 @@ cudaError_t dbias_over_batch(const DbiasOverBatchParams& params, cudaStream_t st
   const int64_t tiles = params.tiles.divisor;
   const cudaError_t error =
       common::launch_blocks_early<Kernel>(dbias_over_batch_kernel<Kernel>, tiles * params.num_splits, stream, params);
-  if (error != cudaSuccess || params.splits == nullptr) return error;
+  if (error != cudaSuccess || params.partials == nullptr) return error;
   const common::EarlyLaunch sums = {.blocks = tiles, .threads = Kernel::kThreads, .slices = Kernel::Sums::kColumnTiles};
   return common::launch_early(combine_dbias_splits_kernel<Kernel>, sums, stream, params);
 }

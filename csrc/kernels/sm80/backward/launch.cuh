@@ -52,7 +52,7 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     const cudaError_t error = launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
-    if (error != cudaSuccess || plan.dq_splits > 1) return error;  // the kernel that sums the splits repairs rows, too
+    if (error != cudaSuccess || plan.dq_splits > 1) return error;  // the kernel that sums partial dQ repairs rows, too
     const common::FlaggedRows queries = flagged_rows<Kernel>(p.dq_nan_flags, schedule);
     return common::repair_gradients<InMemory<Element>>(p, queries, {}, stream);
   });

@@ -12,10 +12,7 @@
 
 namespace flash_attn_ext::sm80 {
 
-struct RelativeDbiasParams : DscoreParams {
-  BlockDiagonals blocks;
-  float* partial_sums;
-};
+using RelativeDbiasParams = WithBlockDiagonals<DscoreParams>;
 
 template <class Element, int kHeadDim>
 struct RelativeDbiasKernel : DscoreSumsKernel<Element, kHeadDim> {
@@ -116,7 +113,7 @@ cudaError_t relative_dbias(const BackwardParams& p, const BackwardPlan& plan, cu
       if (params.blocks.bytes() != plan.workspace.dbias_partials.bytes) return cudaErrorInvalidValue;
       const cudaError_t error = launch<Kernel>(relative_dbias_kernel<Kernel>, params, params.blocks.num_ctas(), stream);
       if (error != cudaSuccess) return error;
-      return combine_block_diagonals<Element>({p, params.blocks, p.dbias_partials}, stream);
+      return combine_block_diagonals<Element>(params, stream);
     } else {
       return cudaErrorInvalidValue;
     }

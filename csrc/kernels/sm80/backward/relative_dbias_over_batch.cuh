@@ -14,10 +14,7 @@
 
 namespace flash_attn_ext::sm80 {
 
-struct RelativeDbiasOverBatchParams : DbiasOverBatchParams {
-  BlockDiagonals blocks;
-  float* partial_sums;
-};
+using RelativeDbiasOverBatchParams = WithBlockDiagonals<DbiasOverBatchParams>;
 
 template <class ElementType, int kHeadDim>
 struct RelativeDbiasOverBatchKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
@@ -209,8 +206,7 @@ cudaError_t relative_dbias_over_batch(const RelativeDbiasOverBatchParams& params
   static_assert(sizeof(typename Kernel::Shared) <= kDbiasSharedBytes);
   const cudaError_t error = common::launch_blocks_early<Kernel>(relative_dbias_over_batch_kernel<Kernel>,
                                                                 params.blocks.num_ctas(), stream, params);
-  return error == cudaSuccess ? combine_block_diagonals<Element>({params.p, params.blocks, params.partial_sums}, stream)
-                              : error;
+  return error == cudaSuccess ? combine_block_diagonals<Element>(params, stream) : error;
 }
 
 }  // namespace flash_attn_ext::sm80

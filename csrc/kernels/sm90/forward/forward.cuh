@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
     forward_kernel(const __grid_constant__ typename Traits::Arguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
-  const int warpgroup = warpgroup_number();
+  const int warpgroup = warpgroup_index();
   if (Traits::kConfig.has_bias_or_mask() && args.intervals.present()) {
     // The preceding kernel, which has waited for the scan of the mask, computes the batch entries with one interval of
     // keys. Most calls have no others.

@@ -99,7 +99,7 @@ struct ForwardTraits {
   using Staged = std::conditional_t<kGeneric, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 };
 
-// Named barriers. Barrier 0 is __syncthreads. A warpgroup adds its number where each has a barrier of its own.
+// Named barriers. Barrier 0 is __syncthreads. A warpgroup adds its index where each has a barrier of its own.
 struct ForwardBarrier {
   enum : int {
     kMayIssue = 1,    // of each consumer, where they run in ping-pong
@@ -130,7 +130,7 @@ struct Work {
   TileRange own[kWarpgroups];
 };
 
-// The tile of keys that the producer loads, and the one that it loads next; a number below Work::begin means none.
+// The tile of keys that the producer loads, and the one that it loads next; an index below Work::begin means none.
 struct KeyIteration {
   MainloopTile at;
   MainloopTile next;

@@ -19,7 +19,7 @@ cudaError_t run_dbias_over_batch(const BackwardParams& p, const BackwardPlan& pl
   const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * query_tiles * key_tiles;
   const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
   DbiasOverBatchParams params = {.p = p,
-                                 .splits = p.dbias_partials,
+                                 .partials = p.dbias_partials,
                                  .num_splits = static_cast<int>(plan.dbias_splits),
                                  .entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q)),
                                  .scale = static_cast<float>(p.score_mod.scale),

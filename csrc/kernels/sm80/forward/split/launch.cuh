@@ -4,7 +4,7 @@
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/sums/combine.h"
-#include "kernels/plan/split.h"
+#include "kernels/plan/sm80/split.h"
 #include "kernels/sm80/forward/split/split_kernel.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"

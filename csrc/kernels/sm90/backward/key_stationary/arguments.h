@@ -13,7 +13,7 @@
 #include "attention/sequence.h"
 #include "kernels/common/repair/repair.h"
 #include "kernels/config/key_stationary.h"
-#include "kernels/plan/sm90.h"
+#include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
 #include "kernels/schedule/query_chunks.h"
@@ -31,16 +31,16 @@ struct alignas(16) KeyTileWork {
   int batch;  // kEnd: there are no more work tiles
   int key_head;
   int heads;           // query heads: a share of the KV group's
-  int kv_group_share;  // the number of that share
+  int kv_group_share;  // the index of that share
   int phase_end;       // cyclic: the CTA fetches no other tile before all below this index are fetched
   int begin;           // the query tiles over which it iterates
   int end;
   int first;        // the first one of its loop
   int query_begin;  // of the sequence
   int key_begin;
-  int first_accumulator;  // of the sequence's first query tile: its number in a head
+  int first_accumulator;  // of the sequence's first query tile: its index in a head
   int iterations;         // over all of its heads
-  int number;             // the key tile's number among those of all key heads
+  int index;              // the key tile's index among those of all key heads
   LoopOrder::Contributor contributor;
   TileRange own[LoopOrder::kKeyWarpgroups];  // the query tiles that see a warpgroup's keys
 
@@ -61,8 +61,8 @@ struct ChunkedKeyTileWork : KeyTileWork {
     kWritten,
   };
 
-  int first_query_tile;   // the one of the sequence that is number 0
-  int partial_sums;       // the number of the key tile's partial dK and dV
+  int first_query_tile;   // the one of the sequence that has index 0
+  int partial_sums;       // the index of the key tile's partial dK and dV
   bool has_partial_sums;  // they hold those of earlier chunks
   Gradients gradients;
 };
@@ -80,7 +80,7 @@ constexpr bool keeps_shift(bool adds_statistics) {
   return adds_statistics && std::is_same_v<Element, __nv_bfloat16>;
 }
 
-// A query tile, by its number in the sequence.
+// A query tile, by its index in the sequence.
 struct QueryTile {
   int batch;
   int head;
@@ -141,9 +141,9 @@ struct KeyStationaryWorkspace {
     if (p.sequences.cu_seqlens_k != nullptr) return static_cast<int>(sequence.key_begin) / LoopOrder::kKeys + batch;
     return batch * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
   }
-  // The number of a query tile in the workspace.
-  __device__ __forceinline__ int number_of(const attention::AttentionParams& p, const attention::Sequence& sequence,
-                                           const QueryTile& at) const {
+  // The index of a query tile in the workspace.
+  __device__ __forceinline__ int index_of(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                          const QueryTile& at) const {
     return at.head * tiles_of_head + first_tile(p, sequence) + at.tile;
   }
   // The flag of a warp's 16 rows of a query tile.
@@ -195,7 +195,7 @@ struct ChunkedKeyStationaryArguments : KeyStationaryArguments {
   QueryChunks chunks;
   LoopOrder::KeyTiles key_tiles;  // that take part in the launch
   uint32_t first_pair;            // of the launch
-  int launch;                     // its number among those of the same pairs
+  int launch;                     // its index among those of the same pairs
   bool is_first;                  // of all launches of the call
 
   FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return order.num_work_tiles(order.pairs, key_tiles); }

@@ -57,17 +57,17 @@ template <class Traits>
 struct PreSignalledDqReducer {
   const KeyStationaryArguments& args;
   KeyStationaryShared<Traits>& shared;
-  const int number;  // of the reducer
+  const int index;  // of the reducer
   typename Traits::DqPipeline::State slice_state{};
 
   __device__ __forceinline__ void run() {
     constexpr int kBytes = Traits::kDqSliceFloats * sizeof(float);
-    if (number == 1) skip_iteration();
+    if (index == 1) skip_iteration();
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
-      ptx::wait(shared.dq_pipeline.pre_signalled[number], parity);
-      const int accumulator = shared.pending[number].accumulator;
-      const int rank = shared.pending[number].rank;
+      ptx::wait(shared.dq_pipeline.pre_signalled[index], parity);
+      const int accumulator = shared.pending[index].accumulator;
+      const int rank = shared.pending[index].rank;
       if (accumulator == PendingSum::kEnd) break;
       float* to = args.workspace.dq_sums + int64_t{accumulator} * Traits::kDqSlices * Traits::kDqSliceFloats;
       int* const semaphore = args.workspace.dq_semaphores + accumulator;

@@ -10,7 +10,7 @@ inline constexpr int kDqReducers = 2;
 
 // An iteration whose partial dQ a reducer is to add to memory.
 struct PendingSum {
-  int accumulator;  // its number in the workspace; kEnd: there are no more iterations
+  int accumulator;  // its index in the workspace; kEnd: there are no more iterations
   int rank;
   static constexpr int kEnd = -1;
 };

@@ -20,12 +20,12 @@ struct DqSums {
     const LoopOrder::Tiles contributors =
         args.order.contributor(args.params.visibility, sequence, 0, LoopDirection::kSplitKv).contributors(at.tile);
     if (contributors.end - contributors.begin < 2) return;  // dQ is 0 already, or the only contributor has written it
-    const int number = args.workspace.number_of(args.params, sequence, at);
+    const int index = args.workspace.index_of(args.params, sequence, at);
     const int phases_of_all = 1 << args.order.log2_accumulators;
     const int phases = min(contributors.end - contributors.begin, phases_of_all);
     DqSlice slice;
     slice.add(DqSlice::warpgroup(), phases, DqSlice::kWarpgroups, [&](int contributor) {
-      const int accumulator = args.order.accumulator_of(number, contributors.begin + contributor & phases_of_all - 1);
+      const int accumulator = args.order.accumulator_of(index, contributors.begin + contributor & phases_of_all - 1);
       return args.workspace.dq_sums + (int64_t{accumulator} * gridDim.y + blockIdx.y) * DqSlice::kFloats;
     });
     slice.combine();

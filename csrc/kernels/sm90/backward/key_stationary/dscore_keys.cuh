@@ -25,7 +25,7 @@ struct DscoreKeys {
   uint32_t chunk_address;  // of the chunk that has the warp's keys
   int first_vector;        // the first of its two 16-byte chunks, of 8 keys each
 
-  // warp: its number among the warps of the key warpgroups.
+  // warp: its index among the warps of the key warpgroups.
   __device__ __forceinline__ DscoreKeys(const Tile& tile, int warp)
       : chunk_address(ptx::shared_address(tile.data[warp / kWarpsOfChunk])), first_vector(warp % kWarpsOfChunk * 2) {}
 

@@ -100,8 +100,7 @@ struct KvGroupShareSums {
     DkInMemory::store(own + DvInMemory::kFloats, dk);
     sync_warpgroup();
     if (DvInMemory::own() == 0) {
-      arrived =
-          ptx::add_releasing_acquiring(args.workspace.arrivals + work.number * Traits::kWarpgroups + warpgroup, 1);
+      arrived = ptx::add_releasing_acquiring(args.workspace.arrivals + work.index * Traits::kWarpgroups + warpgroup, 1);
     }
     sync_warpgroup();
     if (uniform(arrived) + 1 < shares) return false;
@@ -128,7 +127,7 @@ struct KvGroupShareSums {
     if constexpr (Traits::kChunked) {
       return ChunkSums<Traits>{args, work, warpgroup}.of_share(share) + DvInMemory::own();
     } else {
-      const int64_t tile = int64_t{work.number} * args.order.kv_group_shares + share;
+      const int64_t tile = int64_t{work.index} * args.order.kv_group_shares + share;
       return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
     }
   }

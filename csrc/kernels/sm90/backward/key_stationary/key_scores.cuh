@@ -20,7 +20,7 @@ struct UnmaskedScores {
 
   uint32_t bits;
 
-  // thread: its number among those that compute scores.
+  // thread: its index among those that compute scores.
   __device__ __forceinline__ void read(const MaskIterations& mask, int tile, int thread) {
     bits = tile == MaskIterations::Entry::kNothingMasked
                ? kAll

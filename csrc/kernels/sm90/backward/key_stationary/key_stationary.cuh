@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     key_stationary_kernel(const __grid_constant__ typename Traits::Arguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<KeyStationaryShared<Traits>*>(shared_memory);
-  const int warpgroup = warpgroup_number();
+  const int warpgroup = warpgroup_index();
   init_barriers(shared);
   __syncthreads();
   ptx::allow_dependent_launch();  // the CTAs of the next kernel find no registers before these end

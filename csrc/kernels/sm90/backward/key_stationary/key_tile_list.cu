@@ -71,8 +71,8 @@ struct KeyTileList {
     work.key_head = static_cast<int>(key_pair - batch * heads);
     work.heads = static_cast<int>(p.queries_per_key_head()) / static_cast<int>(args.order.kv_group_shares);
     work.kv_group_share = static_cast<int>(work_tile.pair - key_pair * args.order.kv_group_shares);
-    work.number = work.key_head * KeyStationaryWorkspace::key_tiles_of_head(p) +
-                  KeyStationaryWorkspace::first_key_tile(p, sequence) + work_tile.tile;
+    work.index = work.key_head * KeyStationaryWorkspace::key_tiles_of_head(p) +
+                 KeyStationaryWorkspace::first_key_tile(p, sequence) + work_tile.tile;
     work.phase_end = static_cast<int>(work_tile.phase_end);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);

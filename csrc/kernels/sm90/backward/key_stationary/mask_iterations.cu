@@ -48,7 +48,7 @@ struct MaskTile {
     }
   }
 
-  // The bits of the backward kernel's thread that has this thread's number. Each word of `bits` has those of two
+  // The bits of the backward kernel's thread that has this thread's index. Each word of `bits` has those of two
   // queries.
   __device__ __forceinline__ static uint32_t word_of_thread(const Bits& bits, bool per_query) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -288,15 +288,15 @@ __global__ void __launch_bounds__(kThreads) ranks_kernel(const __grid_constant__
   ptx::allow_dependent_launch();
   const MaskIterations& mask = args.mask;
   const auto rounds = static_cast<uint32_t>(LoopOrder::num_tiles(mask.query_tiles, kWarps));
-  const uint32_t number = blockIdx.x / rounds;
-  const ListPlane plane = ListPlane::of(args, number);
+  const uint32_t plane_index = blockIdx.x / rounds;
+  const ListPlane plane = ListPlane::of(args, plane_index);
   const int query_tile = static_cast<int>(blockIdx.x % rounds) * kWarps + static_cast<int>(threadIdx.x) / kWarpSize;
   const attention::Sequence sequence = args.params.sequences.at(plane.batch);
   if (sequence.num_keys == 0 || query_tile >= LoopOrder::num_tiles(sequence.num_queries, kQueries)) return;
   const PlaneFlags tiles = {mask, plane};
   const LoopOrder::Contributor own = args.order.contributor(args.params.visibility, sequence, 0, plane.direction);
   const LoopOrder::Tiles contributors = own.contributors(query_tile);
-  uint16_t* const ranks = mask.ranks + (int64_t{number} * mask.key_tiles) * mask.query_tiles + query_tile;
+  uint16_t* const ranks = mask.ranks + (int64_t{plane_index} * mask.key_tiles) * mask.query_tiles + query_tile;
   const int count = contributors.end - contributors.begin;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   int before = 0;
@@ -390,9 +390,9 @@ __global__ void __launch_bounds__(kThreads)
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   const MaskIterations& mask = args.mask;
-  const uint32_t number = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
-  const auto tile = static_cast<int>(blockIdx.x - number * static_cast<uint32_t>(mask.key_tiles));
-  const ListPlane plane = ListPlane::of(args, number);
+  const uint32_t plane_index = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
+  const auto tile = static_cast<int>(blockIdx.x - plane_index * static_cast<uint32_t>(mask.key_tiles));
+  const ListPlane plane = ListPlane::of(args, plane_index);
   const attention::Sequence sequence = args.params.sequences.at(plane.batch);
   const LoopOrder::Contributor own = args.order.contributor(args.params.visibility, sequence, tile, plane.direction);
   const uint32_t first = mask.first_entry(blockIdx.x);

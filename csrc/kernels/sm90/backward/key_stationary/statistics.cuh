@@ -29,9 +29,9 @@ struct Statistics {
     const attention::BackwardParams& p = args.params;
     const int tile = at.tile;
     const int head = at.head;
-    const int number = args.workspace.number_of(p, sequence, at);
+    const int index = args.workspace.index_of(p, sequence, at);
     for (int i = static_cast<int>(threadIdx.x); i < 1 << args.order.log2_accumulators; i += kStatisticsThreads) {
-      args.workspace.dq_semaphores[(number << args.order.log2_accumulators) + i] = 0;
+      args.workspace.dq_semaphores[(index << args.order.log2_accumulators) + i] = 0;
     }
     const int64_t first_row = sequence.query_begin + tile * kQueries;
     const int rows = static_cast<int>(min(sequence.num_queries - tile * kQueries, int64_t{kQueries}));
@@ -60,7 +60,7 @@ struct Statistics {
       if (p.dlse.present()) delta -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
       *p.delta.at<float>(sequence.batch, head, first_row + row) = delta;
     }
-    if (lane < kRows) store(number, row, lse + alibi(row), delta, exists);
+    if (lane < kRows) store(index, row, lse + alibi(row), delta, exists);
     if (!has_contributors()) clear_dq(first_row, rows);
   }
 
@@ -75,8 +75,8 @@ struct Statistics {
   }
 
   // The statistics of a query that sees no key, or does not exist, make its P vanish without a branch.
-  __device__ __forceinline__ void store(int number, int row, float lse, float delta, bool exists) const {
-    float* const statistics = args.workspace.statistics_of(number);
+  __device__ __forceinline__ void store(int index, int row, float lse, float delta, bool exists) const {
+    float* const statistics = args.workspace.statistics_of(index);
     if (args.adds_statistics) {
       using AugmentedColumns = KeyStationaryWorkspace::AugmentedColumns<Element>;
       auto* const columns = reinterpret_cast<AugmentedColumns*>(statistics);

@@ -18,7 +18,7 @@ namespace flash_attn_ext::sm90 {
 struct alignas(16) QueryIteration {
   int query_tile;                              // of the sequence
   int head;                                    // query head
-  int accumulator;                             // its number in the workspace
+  int accumulator;                             // its index in the workspace
   int rank;                                    // how many contributors come before
   bool is_last;                                // whether the key tile is the last contributor
   bool ends_tile;                              // whether it is the key tile's last iteration
@@ -94,7 +94,7 @@ struct KeyStationaryTraits {
 // Named barriers. Barrier 0 is __syncthreads.
 struct KeyStationaryBarrier {
   enum : int {
-    kKeyWarpgroup = 1,  // of each key warpgroup: add its number
+    kKeyWarpgroup = 1,  // of each key warpgroup: add its index
     kDqWarpgroup = kKeyWarpgroup + LoopOrder::kKeyWarpgroups
   };
 };

@@ -7,7 +7,7 @@
 #include "kernels/common/sums/sums.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/query_stationary/query_stationary.cuh"
-#include "kernels/sm90/backward/query_stationary/sum_dq_splits.cuh"
+#include "kernels/sm90/backward/query_stationary/sum_dq_partials.cuh"
 #include "kernels/sm90/sm90_kernels.h"
 #include "kernels/sm90/tensor_map.h"
 
@@ -47,7 +47,7 @@ cudaError_t backward_query_stationary(const attention::BackwardParams& p, const 
   args.tiles = static_cast<int>((p.sequences.max_seqlen_k + kStationaryQueriesKeys - 1) / kStationaryQueriesKeys);
   args.work_list = WorkListShares::of(static_cast<uint32_t>(all_pairs(p).count) * args.tiles,
                                       static_cast<uint32_t>(plan.persistent_ctas), 1);
-  args.dq_splits = parts.dq_splits.in<float>(workspace);
+  args.dq_partials = parts.dq_partials.in<float>(workspace);
   args.dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace);
   args.dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace);
   args.slices_of_sum = slices_of_sum(args.work_list.blocks / all_pairs(p).count);

@@ -8,8 +8,8 @@
 //  Warpgroup 0         Producer: one thread issues all TMA copies.
 //  Warpgroups 1 and 2  64 queries each (query_warpgroup.cuh).
 //
-// A CTA stores its partial dQ of each pair in float32, and sum_dq_splits.cuh adds these up in a fixed order. So no CTA
-// waits for another one.
+// A CTA stores its partial dQ of each pair in float32, and sum_dq_partials.cuh adds these up in a fixed order. So no
+// CTA waits for another one.
 //
 // Shared memory: Q and dO, pipelines of K and of V, and two stages of P and dS (QueryStationaryShared).
 #pragma once
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     query_stationary_kernel(const __grid_constant__ QueryStationaryArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<QueryStationaryShared<Traits>*>(shared_memory);
-  const int warpgroup = warpgroup_number();
+  const int warpgroup = warpgroup_index();
   init_barriers(shared, args.work_list);
   __syncthreads();
   ptx::allow_dependent_launch();  // the CTAs of the next kernel find no room before these end

@@ -25,7 +25,7 @@ struct QueryStationaryArguments {
   attention::BackwardParams params;
   WorkListShares work_list;
   int tiles;              // key tiles of a pair, which is head * batch + batch entry
-  float* dq_splits;       // of each CTA and pair: dQ / scale, in register order
+  float* dq_partials;     // of each CTA and pair: dQ / scale, in register order
   uint8_t* dq_nan_flags;  // one for each warp's 16 rows
   uint8_t* dkdv_nan_flags;
   int slices_of_sum;  // of dQ, which a CTA adds up

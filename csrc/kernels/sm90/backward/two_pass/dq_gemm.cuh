@@ -126,7 +126,7 @@ struct DqGemmProducer {
       work.own[w] = own;
       work.rows[w] = is_of_launch ? num_queries - (tile + w) * Traits::kRows : 0;
       work.stored[w] = stored + args.tiles.before(row);
-      work.partial[w] = args.tiles.number_of_row(head_of_launch, row) * static_cast<int>(args.schedule.slices.divisor) +
+      work.partial[w] = args.tiles.index_of_row(head_of_launch, row) * static_cast<int>(args.schedule.slices.divisor) +
                         static_cast<int>(at.slice);
       all = joined(all, own);
     }

@@ -55,8 +55,9 @@ struct GemmProducer {
     work.seen = SeenTiles::of(p.visibility, sequence, args.tiles);
     work.tile = tile;
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
-    const int64_t number = common::flag_index(pair, static_cast<int>(args.schedule.tiles), static_cast<int>(at.tile));
-    work.flags = static_cast<int>(number) * Traits::kTile.flags();
+    const int64_t tile_index =
+        common::flag_index(pair, static_cast<int>(args.schedule.tiles), static_cast<int>(at.tile));
+    work.flags = static_cast<int>(tile_index) * Traits::kTile.flags();
     const int key_tile = first_key_tile(work, sequence) + first / Traits::kKeys;
     work.partial = key_tile * count_results() + static_cast<int>(at.slice);
     work.stored = args.tiles.first_of_head(p, sequence, work.key_head, 0);

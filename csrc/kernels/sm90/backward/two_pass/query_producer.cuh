@@ -95,7 +95,7 @@ __device__ __forceinline__ bool describe_queries(QueryTileWork& work, const TwoP
   work.statistics = work.head * args.workspace.tiles_of_head + TwoPassWorkspace::first_tile(p, sequence) + work.tile;
   const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
   const int head_of_launch = args.head_of_launch(sequence, work.key_head, work.head_of_group);
-  work.sums = args.tiles.number_of_row(head_of_launch, first_row + tile);
+  work.sums = args.tiles.index_of_row(head_of_launch, first_row + tile);
   const SeenTiles seen = SeenTiles::of(p.visibility, sequence, args.tiles);
   TileRange all = {0, 0, 0, 0};
 #pragma unroll 1

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   constexpr int kCopyRegisters = Traits::kConfig.producer_registers();
   static_assert(has_registers(Traits::kWarpgroups, kRegisters, kCopyRegisters));
   // run_roles() would change the instructions here: its consumer has to make its QueryScores itself.
-  const int warpgroup = warpgroup_number();
+  const int warpgroup = warpgroup_index();
   init_barriers(shared);
   __syncthreads();
   ptx::wait_for_kernel_before();

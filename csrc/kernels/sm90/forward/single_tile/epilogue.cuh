@@ -8,7 +8,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// The number of the calling warp among those of the consumers.
+// The index of the calling warp among those of the consumers.
 __device__ __forceinline__ int result_warp() { return tile::warp() - tile::kWarpgroupSize / tile::kWarpSize; }
 
 // The calling warp's first row in one of a work tile's tiles of queries.
@@ -18,7 +18,7 @@ __device__ __forceinline__ int own_row(int query_tile) {
 
 __device__ __forceinline__ uint8_t* nan_flag(const SingleTileArguments& args, const WorkTile& work_tile,
                                              int query_tile) {
-  return args.nan_flags + (int64_t{work_tile.number} * args.query_tiles + query_tile) * 4 + tile::warp() % 4;
+  return args.nan_flags + (int64_t{work_tile.index} * args.query_tiles + query_tile) * 4 + tile::warp() % 4;
 }
 
 // Where a warp's rows go. Copied from the work tile, whose stage is released before they are stored.
@@ -87,8 +87,8 @@ __device__ __forceinline__ void repair_flagged(const SingleTileArguments& args, 
   const attention::ForwardParams& p = args.params;
   int query_tile = warpgroup;
   WorkTile work_tile;
-  for_each_static_work_tile(args.schedule.num_blocks, [&](int number) {
-    locate(work_tile, args, number);
+  for_each_static_work_tile(args.schedule.num_blocks, [&](int index) {
+    locate(work_tile, args, index);
     const attention::Sequence sequence =
         p.sequences.at(work_tile.item.sequence.batch);  // including the keys that a mask hides
     const int first_query =

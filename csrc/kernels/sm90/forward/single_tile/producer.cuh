@@ -22,9 +22,9 @@ struct SingleTileScheduler {
 
  private:
   __device__ __forceinline__ void run() {
-    for_each_static_work_tile(args.schedule.num_blocks, [&](int number) {
+    for_each_static_work_tile(args.schedule.num_blocks, [&](int index) {
       WorkTile& work_tile = next();
-      locate(work_tile, args, number);
+      locate(work_tile, args, index);
       if (work_tile.query_tiles > 0) publish();
     });
     next().query_tiles = 0;

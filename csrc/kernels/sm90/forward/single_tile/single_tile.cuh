@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     single_tile_kernel(const __grid_constant__ SingleTileArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SingleTileShared<Traits>*>(shared_memory);
-  const int warpgroup = warpgroup_number();
+  const int warpgroup = warpgroup_index();
   init_barriers(shared);
   prefetch_descriptors({&args.q, &args.k, &args.v});
   __syncthreads();

@@ -29,17 +29,17 @@ struct SingleTileArguments {
 };
 
 struct WorkTile {
-  int number;  // in the schedule
+  int index;  // in the schedule
   int first_query;
   int query_tiles;  // 0: nothing to compute, or, to consumers, no more work tiles
   WorkItem item;
 };
 
 // Written to shared memory, or to registers where there are enough.
-__device__ __forceinline__ void locate(WorkTile& work_tile, const SingleTileArguments& args, int number) {
-  const Place at = args.schedule.place(static_cast<uint32_t>(number));
+__device__ __forceinline__ void locate(WorkTile& work_tile, const SingleTileArguments& args, int index) {
+  const Place at = args.schedule.place(static_cast<uint32_t>(index));
   const int rows = args.query_tiles * tile::kWarpgroupRows;
-  work_tile.number = number;
+  work_tile.index = index;
   work_tile.first_query = static_cast<int>(at.tile) * rows;
   work_tile.item = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group,
                     at.key_head};

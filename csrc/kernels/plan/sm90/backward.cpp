@@ -1,0 +1,424 @@
+// Plans Hopper's backward pass: which of its kernels runs, and the loop order of the key-stationary one.
+#include <algorithm>
+#include <iterator>
+
+#include "attention/division.h"
+#include "kernels/config/key_stationary.h"
+#include "kernels/config/two_pass.h"
+#include "kernels/plan/plan.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm80/split.h"
+#include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/mask_iterations.h"
+#include "kernels/schedule/relative_bias_boxes.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+using attention::BackwardParams;
+
+// The thresholds of this file were measured: docs/kernels/log/sm90_backward.md, "Figures behind constants".
+
+// In split-KV, an upper bound on (iterations of a key tile) * (accumulators of dQ) / (key tiles in flight). More
+// accumulators take memory.
+constexpr int64_t kMostSummedIterations = 8;
+// In split-KV, the least key tiles in flight for each accumulator of dQ, if a key tile has several iterations.
+// Contributors then spread by themselves, and L2 holds the smaller number of accumulators.
+constexpr int64_t kMostSharingTiles = 2;
+
+// Up to these numbers of queries, or of queries and keys, the portable kernels are faster where scores are only scaled.
+struct PortableBackward {
+  int64_t queries;
+  int64_t tokens;
+};
+// waves: tiles of keys per SM, rounded up.
+PortableBackward portable_backward(int64_t waves) {
+  if (waves > 2) return {.queries = 64, .tokens = 96};
+  return {.queries = kPortableQueries, .tokens = waves > 1 ? 224 : 176};
+}
+
+// Up to how many query heads of a KV group one CTA loops over where tiles of keys see different numbers of queries.
+// More than one saves the sum of their dK and dV, but the CTAs drift apart, and L2 no longer holds what they share.
+int64_t most_drifting_heads(sm90::HeadDims dims, int64_t query_tiles) {
+  if (query_tiles <= 8) return dims.qk <= 64 ? 4 : 8;
+  return query_tiles <= (dims.qk <= 64 ? 32 : 16) ? 2 : 1;
+}
+
+// How many waves the key tiles of an L2 head group in one loop direction (schedule/loop_order.h) fill at most. More
+// waves balance tiles of different length; fewer keep more of the group in L2.
+double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
+  if (query_tiles >= 16) return 2;
+  return dims.qk <= 64 ? 1.5 : 1;
+}
+
+// Augmented columns pay from this many tiles of 64 queries, or of 128 keys, on where scores are only scaled, at head
+// dims other than 96. They take four times the bytes of the statistics, which short calls would wait for.
+constexpr int64_t kAddingQueryTiles = 9;
+constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
+
+// The range of softcaps c of the key-stationary kernel. For it P of a masked score is exp2 of -2^63 c log2(e)
+// (KeyScores::bound), which vanishes for any c that is not tiny; 2^-10 is far from that limit. Above the range, the
+// rounding of a capped score would be as large as that of weights in float16.
+constexpr double kLeastSoftcap = 0x1p-10;
+constexpr double kMostSoftcap = 0x1p8;
+
+// The score mode of the key-stationary kernel for a call.
+ScoreMode key_stationary_score(const BackwardParams& p) {
+  if (has_only_softcap(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
+    return ScoreMode::kSoftcap;
+  }
+  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
+}
+
+// Whether the table has rows for a call's head dims and score mode.
+bool has_rows(const BackwardParams& p) {
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const ScoreMode score = key_stationary_score(p);
+  return std::any_of(
+      std::begin(sm90::kKeyStationaryConfigs), std::end(sm90::kKeyStationaryConfigs),
+      [&](const sm90::KeyStationaryConfig& config) { return config.dims == dims && config.score == score; });
+}
+
+// The row of the table for a call. query_tiles: of the longest sequence.
+int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, bool chunks_queries) {
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const ScoreMode score = key_stationary_score(p);
+  // Other score modes, and query chunks, have one row for each head dim.
+  const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
+  const bool adds_statistics =
+      dims.qk == 96 || query_tiles >= kAddingQueryTiles || (dims.qk <= 64 && order.tiles >= kAddingKeyTiles);
+  int found = 0;
+  for (int row = 0; row < static_cast<int>(std::size(sm90::kKeyStationaryConfigs)); ++row) {
+    const sm90::KeyStationaryConfig& config = sm90::kKeyStationaryConfigs[row];
+    if (config.dims != dims || config.score != score || config.chunks_queries != chunks_queries) continue;
+    found = row;
+    if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
+  }
+  return found;
+}
+
+// Whether there are so many more keys than queries that the contributors of a query tile would wait for each other's
+// semaphore.
+bool has_few_queries(const BackwardParams& p) {
+  return p.sequences.max_seqlen_k > kMostKeysPerQuery * p.sequences.max_seqlen_q;
+}
+
+// Whether weights may vanish in the key-stationary kernel. Above head dim 64 it keeps those of bfloat16 calls in
+// float16. A sink may take so much of a row's weight that all others are smaller than float16's smallest number.
+bool weights_may_vanish(const BackwardParams& p) {
+  return p.sink != nullptr && p.element == attention::ElementType::kBFloat16 && largest_head_dim(p) > 64;
+}
+
+// Whether the key-stationary kernel computes all gradients. Calls with few queries take other kernels, unless scores
+// are only scaled or dropped.
+bool takes_key_stationary(const BackwardParams& p) {
+  if (!has_rows(p) || weights_may_vanish(p)) return false;
+  switch (key_stationary_score(p)) {
+    case ScoreMode::kScaleOnly:
+    case ScoreMode::kDropout:
+      return true;
+    case ScoreMode::kCausalAlibi:
+    case ScoreMode::kSoftcap:
+    case ScoreMode::kMask:
+      return !has_few_queries(p);
+    case ScoreMode::kBiasMask:
+      return !has_few_queries(p) && !p.score_mod.hides_keys() && (!p.dbias.present() || takes_dbias_over_batch(p));
+    default:
+      return false;
+  }
+}
+
+// TMA descriptors cannot describe an empty tensor.
+bool is_empty(const BackwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  return std::min({lengths.max_seqlen_q, lengths.max_seqlen_k, lengths.total_q, lengths.total_k}) == 0;
+}
+
+// Whether a call is so short that the portable kernels are faster. Where scores are only scaled, these are one fused
+// kernel for all gradients. It is faster with more queries, too, where CTAs here would have two key tiles, one after
+// the other.
+bool is_short(const BackwardParams& p, const Limits& limits) {
+  const int64_t queries = p.sequences.max_seqlen_q;
+  const int64_t tokens = std::max(queries, visible_keys(p));
+  if (largest_head_dim(p) > 64 || tokens > kShortTokens) return false;
+  const int64_t tiles = p.batch * p.num_heads_k * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
+  const int64_t waves = attention::ceil_div(tiles, limits.sms);
+  const PortableBackward portable = portable_backward(waves);
+  switch (score_mode_sm90(p)) {
+    case ScoreMode::kScaleOnly:
+      return queries <= portable.queries || tokens <= portable.tokens;
+    case ScoreMode::kMask:
+    case ScoreMode::kDropout:
+      return false;
+    case ScoreMode::kBiasMask:
+      return (!takes_key_stationary(p) || p.dbias.present()) && queries <= kPortableQueries;
+    default:
+      return true;
+  }
+}
+
+// Whether a call with few queries takes the portable kernels, which may split the keys of dQ among CTAs. The
+// key-stationary kernel splits keys for as few queries as the portable kernels do, and runs only then.
+// The two-pass kernels never split keys, and are slower for short calls of these head dims.
+bool few_queries_take_portable_kernels(const BackwardParams& p) {
+  const int64_t queries = p.sequences.max_seqlen_q;
+  if (takes_key_stationary(p)) return queries > kSplitQueries || visible_keys(p) <= kShortTokens;
+  const int64_t head_dim = largest_head_dim(p);
+  return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestKeyStationaryHeadDim);
+}
+
+// Whether the portable kernels run instead. Of a call's sizes, only lengths and head dims decide, unless the call is
+// short.
+bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
+  if (is_empty(p) || takes_bias_stationary(p)) return true;
+  if (largest_head_dim(p) > sm90::kLargestTwoPassHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
+  if (has_precise_dbias(p)) return true;
+  // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
+  const bool is_relative = p.score_mod.bias.is_relative();
+  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p) && !is_relative) return true;
+  if (p.dalibi_slopes != nullptr) return true;
+  if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
+  if (p.dout.row_stride == 0) return true;  // TMA cannot read it
+  // Out, dout and results are read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and
+  // v's strides.
+  if (!has_whole_chunks(p)) return true;
+  if (takes_query_stationary(p)) return false;
+  return has_few_queries(p) ? few_queries_take_portable_kernels(p) : is_short(p, limits);
+}
+
+// Into how many shares the query heads of a KV group are divided. A share has as many heads as a CTA may loop over.
+uint32_t count_kv_group_shares(int64_t group, sm90::HeadDims dims, int64_t query_tiles) {
+  int64_t heads = std::min(group, most_drifting_heads(dims, query_tiles));
+  while (group % heads != 0) --heads;
+  return static_cast<uint32_t>(group / heads);
+}
+
+// Whether cyclic phases leave CTAs over while phases of half the size do not. A CTA that is left over holds a tile of a
+// phase whose other tiles are fetched only when the other CTAs have finished theirs. This matters in the first waves,
+// at small head dims (docs/kernels/log/sm90_backward.md, "Figures behind plans").
+bool leaves_blocks_over(const LoopOrder& order, sm90::HeadDims dims, int64_t blocks) {
+  constexpr int64_t kFirstRounds = 8;
+  const int64_t tiles = int64_t{order.pairs} * order.tiles;
+  const bool has_few_rounds = tiles > blocks && tiles <= kFirstRounds * blocks;
+  return dims.qk <= 64 && has_few_rounds && order.phase_tiles % 2 == 0 && blocks % order.phase_tiles != 0 &&
+         blocks % (order.phase_tiles / 2) == 0;
+}
+
+// The pairs of an L2 head group, every second of which is descending. A group has as many pairs as fill `tiles` CTAs
+// with key tiles of one loop direction, or fewer, so that the last group is about as large as the others.
+uint32_t pairs_of_head_group(const LoopOrder& order, double tiles) {
+  const int64_t couples = (int64_t{order.pairs} + 1) / 2;
+  const int64_t most = std::max(static_cast<int64_t>(tiles / order.phase_tiles), int64_t{1});
+  return static_cast<uint32_t>(2 * attention::even_share(couples, most));
+}
+
+}  // namespace
+
+LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t query_tiles) {
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const attention::SequenceTable& lengths = p.sequences;
+  const bool selects_keys = p.score_mod.selects_keys();
+  LoopOrder order;
+  // Where key tiles see different numbers of queries, CTAs that loop over the heads of a KV group drift apart, and L2
+  // does not hold what lies between them.
+  if (p.visibility.one_sided() || selects_keys)
+    order.kv_group_shares = count_kv_group_shares(p.queries_per_key_head(), dims, query_tiles);
+  // Heads with masks of their own have different iterations. In descending order all heads of a share iterate over the
+  // query tiles together, and so need the same ones.
+  if (p.mask_dimensions().heads && (!p.visibility.unlimited() || selects_keys)) {
+    order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
+  }
+  order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.kv_group_shares;
+  order.tiles = static_cast<uint32_t>(LoopOrder::num_tiles(lengths.max_seqlen_k, LoopOrder::kKeys));
+  order.split_kv = has_few_queries(p);
+  order.cyclic = !order.split_kv && p.visibility.unlimited() && !selects_keys;
+  order.phase_tiles = order.tiles;
+  const auto add_phases = [&](auto&& wants_more) {
+    while (order.phase_tiles > 1 && wants_more()) {
+      ++order.log2_phases;
+      order.phase_tiles = (order.tiles + (1u << order.log2_phases) - 1) >> order.log2_phases;
+    }
+  };
+  if (order.split_kv) {
+    const int64_t at_once = std::max<int64_t>(blocks / order.pairs, 1);  // key tiles of a pair in flight
+    const int64_t iterations = query_tiles * p.queries_per_key_head() / order.kv_group_shares;
+    const int64_t sharing = std::min(iterations, kMostSharingTiles);
+    add_phases([&] {
+      const int64_t phases = int64_t{1} << order.log2_phases;
+      return 2 * phases * sharing <= at_once && phases * iterations < kMostSummedIterations * at_once;
+    });
+    order.log2_accumulators = order.log2_phases;
+  } else if (order.cyclic) {
+    // Neighbouring contributors of a query tile are as many iterations apart as in a causal call.
+    constexpr int64_t kApart = LoopOrder::kKeys / LoopOrder::kQueries;
+    add_phases([&] {
+      return order.phase_tiles > blocks || query_tiles < kApart * order.phase_tiles ||
+             leaves_blocks_over(order, dims, blocks);
+    });
+    order.head_group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.phase_tiles, 1));
+  } else if (!p.visibility.one_sided() && !p.visibility.unlimited() && p.queries_per_key_head() > 1) {
+    // All pairs are ascending. In descending order a key tile goes through all heads of its KV group at each query
+    // tile, so that L2 would have to hold the queries of all of them; and in a window all key tiles have
+    // as many iterations, so that nothing is gained by it.
+    order.head_group_pairs = 1;
+  } else {
+    order.head_group_pairs =
+        pairs_of_head_group(order, head_group_waves(dims, query_tiles) * static_cast<double>(blocks));
+  }
+  return order;
+}
+
+namespace {
+
+// Whether there is memory for the lists of iterations that a mask leaves. These grow with queries times keys, even
+// where the mask does not: if it is broadcast along queries, or over packed sequences, which have lists of their own.
+// The same holds for intervals and blocks.
+bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  if (!p.score_mod.hides_keys()) return true;
+  if (!MaskIterations::may_be_numbered(p, order)) return false;
+  const bool is_a_share_of_the_mask =
+      mask.present() && mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
+  return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
+}
+
+// Launches of fewer query tiles would spend their time on partial dK and dV. No L2 of a Hopper GPU is that small.
+constexpr int64_t kLeastTilesOfChunk = 64;
+
+// Whether a call may be divided into query chunks. Where a window hides the keys before it, L2 holds the queries that
+// see the key tiles in flight. In split-KV there are few queries. Only scale-only kernels have query chunks.
+bool may_chunk_queries(const BackwardParams& p, const LoopOrder& order) {
+  return score_mode_sm90(p) == ScoreMode::kScaleOnly && !order.split_kv &&
+         p.visibility.left == attention::Visibility::kUnbounded;
+}
+
+// Divides the queries of a head into chunks whose float32 sums of dQ take a third of L2 at most, because Q and dO of
+// the chunk, which take as many bytes, share L2 with them (docs/kernels/log/sm90_backward.md, "Query chunks").
+// Sequences of a packed batch count with their average length, because each launch goes through the key tiles of all of
+// them.
+QueryChunks choose_query_chunks(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+  if (!may_chunk_queries(p, order)) return {};
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const int64_t bytes_of_tile = LoopOrder::kQueries * dims.qk * int64_t{sizeof(float)};
+  const int64_t most = limits.l2_bytes / 3 / bytes_of_tile;
+  if (most < kLeastTilesOfChunk) return {};
+  const int64_t longest = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+  const int64_t average = is_packed(p) ? p.sequences.total_q / p.batch / LoopOrder::kQueries : longest;
+  if (average <= most) return {};
+  const int64_t tiles = attention::even_share(longest, most);
+  return {.tiles = static_cast<int>(tiles), .count = static_cast<int>(attention::ceil_div(longest, tiles))};
+}
+
+// The bytes of partial dK and dV of a pair.
+int64_t partial_sums_bytes(const LoopOrder& order, sm90::HeadDims dims) {
+  return int64_t{order.tiles} * LoopOrder::kKeys * (dims.qk + dims.v) * int64_t{sizeof(float)};
+}
+
+// The pairs of a launch with query chunks: as many as have room for partial dK and dV, in about equal launches. Shares
+// of a KV group belong to one launch, and so do two pairs of different directions. 0: there is no room.
+uint32_t count_pairs_per_launch(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const int64_t shares = order.kv_group_shares;
+  const int64_t most = limits.max_materialised_bytes / (shares * partial_sums_bytes(order, dims));
+  if (most == 0) return 0;
+  const int64_t groups = order.pairs / shares;
+  const int64_t equal = attention::even_share(groups, most);
+  const bool in_twos = !order.cyclic && shares % 2 != 0 && equal > 1 && equal < groups;
+  return static_cast<uint32_t>((in_twos ? equal / 2 * 2 : equal) * shares);
+}
+
+BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+  BackwardPlan plan;
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  plan.kernels = BackwardKernels::kKeyStationary;
+  plan.delta = DeltaSource::kSharedKernel;
+  plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
+  plan.dq_score = plan.dkdv_score = key_stationary_score(p);
+  plan.nan_repair = NanRepair::kOwnLaunch;
+  plan.l2_bytes = limits.l2_bytes;
+  plan.persistent_ctas = limits.sms;
+  plan.order = order;
+  if (const QueryChunks chunks = choose_query_chunks(p, order, limits); chunks.present()) {
+    const LoopOrder of_chunks = loop_order(p, limits.sms, chunks.tiles);
+    plan.pairs_per_launch = count_pairs_per_launch(p, of_chunks, limits);
+    if (plan.pairs_per_launch > 0) {
+      plan.order = of_chunks;
+      plan.query_chunks = chunks;
+    }
+  }
+  const bool chunks_queries = plan.query_chunks.present();
+  const int64_t longest = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+  plan.row = choose_row(p, order, longest, chunks_queries);
+  // A packed sequence begins at a tile of its own.
+  plan.query_tiles_of_head = is_packed(p) ? p.sequences.total_q / LoopOrder::kQueries + p.batch : p.batch * longest;
+  const int64_t query_tiles = p.num_heads_q * plan.query_tiles_of_head;
+  const int64_t rows = query_tiles * LoopOrder::kQueries;
+  constexpr int64_t kFloat = sizeof(float);
+  BackwardPlan::Workspace& parts = plan.workspace;
+  parts.delta = append(parts.bytes, statistic_bytes(p));
+  if (p.score_mod.hides_keys()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
+  parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
+  parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
+  parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_accumulators);
+  parts.key_tiles = append(
+      parts.bytes, plan.order.num_work_tiles() * (chunks_queries ? QueryChunks::kWorkBytes : LoopOrder::kWorkBytes));
+  parts.work_counter = append(parts.bytes, int64_t{sizeof(uint32_t)});
+  parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);
+  const int64_t key_tiles = p.batch * p.num_heads_k * plan.order.tiles;
+  parts.dkdv_nan_flags = append(parts.bytes, key_tiles * 4 * LoopOrder::kKeyWarpgroups);
+  if (plan.order.kv_group_shares > 1) {
+    // A packed sequence begins at a tile of its own here, too.
+    const int64_t sums = is_packed(p) ? p.num_heads_k * (p.sequences.total_k / LoopOrder::kKeys + p.batch) : key_tiles;
+    parts.arrivals = append(parts.bytes, sums * LoopOrder::kKeyWarpgroups * int64_t{sizeof(int)});
+    const int64_t keys = sums * plan.order.kv_group_shares * LoopOrder::kKeys;
+    if (!chunks_queries) parts.key_sums = append(parts.bytes, keys * (dims.qk + dims.v) * kFloat);
+  }
+  if (chunks_queries) {
+    parts.key_sums = append(parts.bytes, plan.pairs_per_launch * partial_sums_bytes(plan.order, dims));
+  }
+  return plan;
+}
+
+// There is none where no kernel of Hopper's computes the gradients.
+std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const Limits& limits) {
+  if (takes_query_stationary(p)) return plan_backward_query_stationary(p, limits);
+  if (takes_key_stationary(p)) {
+    const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+    const LoopOrder order = loop_order(p, limits.sms, query_tiles);
+    if (may_list_iterations(p, order, limits) && may_write_bias_boxes(p, limits)) {
+      BackwardPlan plan = plan_key_stationary(p, order, limits);
+      if (p.dbias.present()) plan_dbias_over_batch(plan, p, limits);
+      return plan;
+    }
+  }
+  return plan_backward_two_pass(p, limits);
+}
+
+}  // namespace
+
+BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
+  if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
+  if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
+  // A gradient that sums whole rows of dS needs no dS, and that of a relative-position bias computes it again. So no
+  // kernel of the matrix gradients computes them.
+  const bool sums_rows = dbias_is_row_sums(p);
+  const bool is_relative = p.score_mod.bias.is_relative();
+  BackwardParams of_matrices = p;
+  if (sums_rows || is_relative) of_matrices.dbias = {};
+  std::optional<BackwardPlan> plan = plan_matrix_gradients(of_matrices, limits);
+  if (!plan) return plan_backward_sm80(p, limits);
+  if (is_relative && plan->dkdv_score == ScoreMode::kBiasMask) {
+    plan->workspace.bias_boxes = append(plan->workspace.bytes, relative_bias_boxes(p).bytes());
+  }
+  if (is_relative && p.dbias.present()) {
+    takes_relative_dbias_over_batch(p) ? plan_relative_dbias_over_batch(*plan, p, limits)
+                                       : plan_relative_dbias(*plan, p, limits);
+  }
+  if (sums_rows) {
+    plan->dbias = BiasGradientSource::kRowSums;
+    plan->writes_dbias_once = true;
+  }
+  return *std::move(plan);
+}
+
+}  // namespace flash_attn_ext::plan

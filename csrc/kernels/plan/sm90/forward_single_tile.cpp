@@ -1,0 +1,70 @@
+// Plans Hopper's single-tile forward kernel, for sequences whose keys fit one tile.
+#include <algorithm>
+#include <iterator>
+
+#include "attention/division.h"
+#include "kernels/config/sm90_forward.h"
+#include "kernels/plan/plan.h"
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm90/sm90.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+constexpr int kTileQueries = 64;
+
+constexpr int64_t kMostKeys = std::end(sm90::kSingleTileConfigs)[-1].block_n;
+// Where only one side is bounded, half of a tile is masked. With more keys than this, two CTAs per SM with smaller
+// tiles are faster.
+constexpr int64_t kMostKeysOneSided = 160;
+
+// The query tiles of a head that one work tile has. More of them read the keys less often, fewer fill the SMs more
+// evenly. A result does not depend on it.
+int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Limits& limits) {
+  constexpr int64_t kMost = 16;
+  constexpr int64_t kCostOfKeys = 1;  // of reading the keys of a work tile, in query tiles
+  const int64_t tiles = attention::ceil_div(p.sequences.max_seqlen_q, kTileQueries);
+  const auto cost = [&](int64_t count) {
+    const int64_t work_tiles = p.batch * p.num_heads_q * attention::ceil_div(tiles, static_cast<int>(count));
+    return attention::ceil_div(work_tiles, limits.sms) * (count + kCostOfKeys);
+  };
+  int64_t best = 1;
+  for (int64_t count = 2; count <= std::min(tiles, kMost); ++count) {
+    if (cost(count) <= cost(best)) best = count;
+  }
+  return best;
+}
+
+}  // namespace
+
+bool takes_single_tile(const attention::ForwardParams& p) {
+  constexpr sm90::HeadDims kDims = sm90::kSingleTileHeadDims;
+  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || !kDims.fit(p.head_dim_qk, p.head_dim_v)) return false;
+  return p.sequences.max_seqlen_k <= (p.visibility.one_sided() ? kMostKeysOneSided : kMostKeys);
+}
+
+ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Limits& limits) {
+  ForwardPlan plan;
+  plan.row_max = p.row_max.present();
+  plan.kernel = ForwardKernel::kSingleTile;
+  plan.score = ScoreMode::kScaleOnly;
+  plan.head_dim = sm90::kSingleTileHeadDims.qk;
+  plan.head_dim_v = sm90::kSingleTileHeadDims.v;
+  while (sm90::kSingleTileConfigs[plan.row].block_n < p.sequences.max_seqlen_k) ++plan.row;
+  const sm90::SingleTileConfig& config = sm90::kSingleTileConfigs[plan.row];
+  const int64_t query_tiles = query_tiles_of_work_tile(p, limits);
+  plan.tile = {.queries = static_cast<int>(query_tiles * kTileQueries),
+               .keys = config.block_n,
+               .warps = 4 * config.warpgroups,
+               .columns = sm90::kSingleTileHeadDims.v,
+               .ctas_per_sm = 1,
+               .stages = config.kv_stages};
+  plan.nan_repair = NanRepair::kInKernel;
+  plan.l2_bytes = limits.l2_bytes;
+  plan.persistent_ctas = limits.sms;
+  const int64_t work_tiles = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, plan.tile.queries);
+  plan.workspace.nan_flags = append(plan.workspace.bytes, work_tiles * query_tiles * (kTileQueries / 16));
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,61 @@
+// Plans which score mode a call has on Hopper.
+#include "kernels/plan/sm80/sm80.h"
+#include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/relative_bias_boxes.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+// Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
+bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
+
+// Whether nothing but a scale of any sign changes scores, and no weight is dropped.
+bool only_scales_scores(const attention::ScoreMod& mod, const attention::Dropout& dropout) {
+  return mod.plain() && !dropout.enabled();
+}
+
+}  // namespace
+
+bool has_bias_boxes(const attention::BroadcastView& bias) {
+  if (bias.is_relative()) return true;  // the boxes are written first
+  constexpr int64_t kChunk = 8;         // elements of 16 bits in 16 bytes
+  return bias.key_stride == 1 && bias.query_stride != 0 &&
+         (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
+         reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
+}
+
+bool has_causal_alibi(const attention::AttentionParams& p) {
+  attention::ScoreMod others = p.score_mod;
+  others.alibi = {};
+  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout) && others.scale > 0.0 &&
+         p.visibility.right == 0;
+}
+
+bool has_only_softcap(const attention::AttentionParams& p) {
+  attention::ScoreMod others = p.score_mod;
+  others.softcap = 0.0;
+  return p.score_mod.softcap != 0.0 && only_scales_scores(others, p.dropout);
+}
+
+ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  const ScoreKind kind = score_kind(mod);
+  if (kind == ScoreKind::kScale) return p.dropout.enabled() ? ScoreMode::kDropout : ScoreMode::kScaleOnly;
+  if (kind == ScoreKind::kAny || p.dropout.enabled()) return ScoreMode::kGeneric;
+  if (mod.mask.present() && !is_worth_packing(mod.mask)) return ScoreMode::kGeneric;
+  // The bits of both would take as much memory as a mask for each pair, whatever the mask's own size.
+  if (mod.mask.present() && mod.selects_keys()) return ScoreMode::kGeneric;
+  if (!mod.bias.present()) return ScoreMode::kMask;
+  return has_bias_boxes(mod.bias) ? ScoreMode::kBiasMask : ScoreMode::kGeneric;
+}
+
+bool may_write_bias_boxes(const attention::AttentionParams& p, const Limits& limits) {
+  return !p.score_mod.bias.is_relative() || relative_bias_boxes(p).bytes() <= limits.max_materialised_bytes;
+}
+
+ScoreMode score_mode_sm90(const attention::AttentionParams& p, const Limits& limits) {
+  const ScoreMode score = score_mode_sm90(p);
+  return score == ScoreMode::kBiasMask && !may_write_bias_boxes(p, limits) ? ScoreMode::kGeneric : score;
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,82 @@
+// The functions that make up plans on Hopper.
+#pragma once
+
+#include <optional>
+
+#include "attention/params.h"
+#include "kernels/plan/plan.h"
+#include "kernels/schedule/loop_order.h"
+
+namespace flash_attn_ext::plan {
+
+// The number of queries and keys of a short call at head dims up to 64. This backend's tiles may be so empty there that
+// the portable kernels, which have several small CTAs per SM, are faster. They run instead of all generic kernels, and
+// in other cases that plan/sm90/forward.cpp and plan/sm90/backward.cpp name.
+inline constexpr int64_t kShortTokens = 256;
+// Up to this number of queries, they run in short calls where scores are only scaled; in the backward pass also where a
+// bias of q's dtype has a gradient or comes with a mask.
+inline constexpr int64_t kPortableQueries = 128;
+
+// With more keys per query than this, the contributors of a tile of queries would wait on its dQ semaphore. Phases of
+// key tiles then have dQ accumulators of their own, as many as a pair has key tiles in flight, so that contributors to
+// the same accumulator rarely overlap, and L2 still holds it. With a mask, kernels without semaphores run instead.
+inline constexpr int64_t kMostKeysPerQuery = 8;
+
+// The score mode that the scores need, whether or not it has a kernel. A float32 bias beside 16-bit elements is for
+// generic kernels, and in the forward pass for the portable ones.
+ScoreMode score_mode_sm90(const attention::AttentionParams& params);
+
+// Whether there is memory for the boxes of a relative-position bias, if the call has one. They grow with the number of
+// heads times tokens, while the bias itself has one value per key - query of a head.
+bool may_write_bias_boxes(const attention::AttentionParams& params, const Limits& limits);
+
+// score_mode_sm90() where a bias without memory for its boxes is for generic kernels, which read it in place.
+ScoreMode score_mode_sm90(const attention::AttentionParams& params, const Limits& limits);
+
+// Whether scores are scaled by a positive number and changed by ALiBi slopes only, and no query sees a later key.
+// ALiBi is then linear in the key's and the query's position.
+bool has_causal_alibi(const attention::AttentionParams& params);
+
+// Whether scores are scaled by any number and changed by a softcap only.
+bool has_only_softcap(const attention::AttentionParams& params);
+
+// Whether TMA, and copies of 16 bytes, can read tiles of a bias.
+bool has_bias_boxes(const attention::BroadcastView& bias);
+
+// Whether a call takes the kernels of short heads with a bias and a mask of keys, and the plans of such a call. They
+// are portable kernels that are chosen on Hopper.
+bool takes_short_bias(const attention::ForwardParams& params);
+bool takes_short_bias(const attention::BackwardParams& params);
+ForwardPlan plan_forward_short_bias(const attention::ForwardParams& params);
+BackwardPlan plan_backward_short_bias(const attention::BackwardParams& params, const Limits& limits);
+
+// Whether the gradient of a bias that all batch entries share is computed tile by tile, from recomputed dS, beside
+// kernels of either backend that compute the other gradients, and what such a plan has for it.
+bool takes_dbias_over_batch(const attention::BackwardParams& params);
+void plan_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+
+// The same for a relative-position bias.
+bool takes_relative_dbias_over_batch(const attention::BackwardParams& params);
+void plan_relative_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+
+// Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such
+// a call.
+bool takes_single_tile(const attention::ForwardParams& params);
+ForwardPlan plan_forward_single_tile(const attention::ForwardParams& params, const Limits& limits);
+
+// The floats for each query that the key-stationary kernel reads.
+inline constexpr int kKeyStationaryStatistics = 8;
+
+// The order in which `blocks` persistent CTAs fetch key tiles. query_tiles: of a head that a launch computes, at most.
+LoopOrder loop_order(const attention::BackwardParams& params, int64_t blocks, int64_t query_tiles);
+
+// Whether a backward call takes the query-stationary kernel, in which few queries stay and their keys stream past, and
+// the plan of such a call.
+bool takes_query_stationary(const attention::BackwardParams& params);
+BackwardPlan plan_backward_query_stationary(const attention::BackwardParams& params, const Limits& limits);
+
+// The two-pass plan, for head dims and scores that the key-stationary kernel does not cover. There is none where there
+// is no kernel, or where too few scores fit the memory bound.
+std::optional<BackwardPlan> plan_backward_two_pass(const attention::BackwardParams& params, const Limits& limits);
+
+}  // namespace flash_attn_ext::plan
