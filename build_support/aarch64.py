@@ -1,8 +1,8 @@
 """`python -m build_support.aarch64`: what tests/packaging/test_aarch64.py needs besides a cross compiler, qemu, nvcc.
 
-Where one of these tools is missing it says so and fails; with the argument `tools` it does nothing else. build/aarch64
-gets Debian's Python for that architecture, with its C headers, and torch with all that it depends on, which has the
-CUDA runtime. On an aarch64 machine none of this is needed: there the build is the one of every machine.
+Where one of these tools is missing it says so and ends with status 3; with the argument `tools` it does nothing else.
+build/aarch64 gets Debian's Python for that architecture, with its C headers, and torch with all that it depends on,
+which has the CUDA runtime. On an aarch64 machine none of this is needed: there the build is the one of every machine.
 """
 
 import os
@@ -20,10 +20,10 @@ PYTHON = SYSTEM / "usr" / "bin" / "python3.11"
 PYTHON_INCLUDE = SYSTEM / "usr" / "include" / "python3.11"
 TORCH = "2.11.0"
 
-# Results are linked with its C library, which may not be newer than the one that they run with.
+# The cross compiler links with its own C library, which may not be newer than the one that results run with.
 CXX = shutil.which("aarch64-linux-gnu-g++")
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
-NVCC = find_nvcc()
+TOOL_IS_MISSING = 3  # the status, which .ci/run knows
 DONE = f"complete-with-torch-{TORCH}"
 
 DEBIAN = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main"
@@ -79,10 +79,11 @@ def require_tools() -> None:
     problems = (
         [f"{' and '.join(missing)}: not installed; on Debian: apt-get install {' '.join(missing)}"] if missing else []
     )
-    if NVCC is None:
+    if find_nvcc() is None:
         problems.append("no nvcc in CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda; install the CUDA Toolkit")
     if problems:
-        sys.exit("\n".join(problems))
+        print("\n".join(problems), file=sys.stderr)
+        sys.exit(TOOL_IS_MISSING)
 
 
 def fetch() -> None:

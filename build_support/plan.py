@@ -56,8 +56,8 @@ LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={EXPORTS}"]
 GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags", "-Wl,--no-as-needed"]
 
 
-# A fast build has bfloat16 and head dims up to that of this header: these sources are of other types, or of larger head
-# dims alone. In others the macro of its name leaves kernels out.
+# The largest head dim of a fast build is in this header. Sources that match the pattern have only other types or larger
+# head dims, and are not compiled. In all others the macro FLASH_ATTN_EXT_FAST_BUILD leaves kernels out.
 FAST_BUILD_HEADER = "csrc/kernels/config/fast_build.h"
 LEFT_OUT_OF_FAST_BUILDS = re.compile(r"_(f16|f32|wide)|/float64")
 

@@ -85,7 +85,7 @@ class Plan:
     dbias: str | None = None
     """What the backward pass computes the bias gradient from."""
     dbias_splits: int | None = None
-    """How many CTAs share the batch entries that an element of the bias gradient sums, if more than one."""
+    """How many CTAs share the batch entries, and heads of one bias, that an element of dBias sums, if more than one."""
     intervals: Plan | None = None
     """The forward plan for batch entries whose mask leaves one key interval, if another kernel computes them."""
 

@@ -1,4 +1,4 @@
-// Descriptions of GPUs, each of which is asked for once.
+// Descriptions of GPUs. Each is kept once it has succeeded.
 #pragma once
 
 #include <atomic>

@@ -14,7 +14,7 @@ namespace flash_attn_ext::library {
 namespace {
 
 template <class Function>
-Status run(const Function& function) {
+Status status_of(const Function& function) {
   try {
     function();
   } catch (const std::bad_alloc&) {
@@ -24,11 +24,11 @@ Status run(const Function& function) {
 }
 
 Status cpu_append(const attention::AppendParams& params, void*) {
-  return run([&] { cpu::append_kv(params); });
+  return status_of([&] { cpu::append_kv(params); });
 }
 
 Status cpu_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void*, void*) {
-  return run([&] {
+  return status_of([&] {
     if (params.append.present()) cpu::append_kv(params.append);
     cpu::forward(params, plan.keys_per_split);
   });
@@ -56,11 +56,11 @@ void compute_gradients(const attention::BackwardParams& given, const plan::Backw
 }
 
 Status cpu_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace, void*) {
-  return run([&] { compute_gradients(params, plan, workspace); });
+  return status_of([&] { compute_gradients(params, plan, workspace); });
 }
 
 Status cpu_delta(const attention::DeltaParams& params, void*) {
-  return run([&] { cpu::delta(params); });
+  return status_of([&] { cpu::delta(params); });
 }
 
 // What passes the boundary has no constructor or destructor that both sides would have to agree on.
@@ -97,12 +97,12 @@ PlannedBackward plan_backward(const attention::BackwardParams& params, const pla
 
 template <class Plan>
 Status describe(const Plan& plan, const TextSink& sink) {
-  return run([&] { sink.append(sink.context, plan::describe(plan).c_str()); });
+  return status_of([&] { sink.append(sink.context, plan::describe(plan).c_str()); });
 }
 
 template <class Plan>
 Status report(const Plan* plan, const TextSink& sink) {
-  return run([&] {
+  return status_of([&] {
     const plan::Report report = plan ? plan::report(*plan) : plan::Report{.kernel = "nothing: there are no heads"};
     sink.append(sink.context, plan::json_of(report).c_str());
   });

@@ -35,12 +35,12 @@ struct Facts {
   const char* cuda_version;     // of nvcc and of the CUDA runtime inside; nullptr without CUDA
   const char* cuda_archs;       // "8.0;9.0a+PTX"; nullptr without CUDA
   const char* cuda_not_built;   // why; nullptr with CUDA
-  int64_t fast_build_head_dim;  // up to which a fast build has GPU kernels, of bfloat16 alone; 0 in a whole build
+  int64_t fast_build_head_dim;  // the largest of a fast build's GPU kernels, all bfloat16; 0 in a whole build
 };
 
 // What a launch returns, or a function that writes a text: 0, the CUDA runtime's error, or one of these.
 using Status = int;
-inline constexpr Status kNoMemory = -1;  // a CPU kernel could not allocate its buffers, or a text was not written
+inline constexpr Status kNoMemory = -1;  // for the buffers of a CPU kernel, or for a text
 
 // A plan, and what its caller must know of it. `plan` is nullptr if there was no memory for it; Kernels::free_forward
 // and free_backward free it.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from build_support import aarch64, jobs, plan, toolchain
-from build_support.aarch64 import CXX, NVCC, QEMU
+from build_support.aarch64 import CXX, QEMU
 from build_support.archs import parse_archs
 from build_support.graph import Edge
 from build_support.toolchain import TorchInfo
@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(QEMU is None, reason="no qemu-aarch64"),
     pytest.mark.xdist_group("aarch64"),
 ]
+NVCC = toolchain.find_nvcc()
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc")
 needs_torch = pytest.mark.skipif(
     not (aarch64.PYTHON.exists() and (aarch64.PACKAGES / "torch" / "version.py").is_file()),

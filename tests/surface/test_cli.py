@@ -67,6 +67,7 @@ def test_info_says_which_files_run():
         ((12, 0), "8.0;9.0a+PTX", "PTX"),
         ((12, 0), "8.0;9.0a", None),
         ((8, 0), "9.0a+PTX", None),
+        ((8, 0), "80;8.;.0;;8.0", "machine code"),  # what is no architecture is no code
     ],
 )
 def test_which_code_a_gpu_runs(capability, archs, code):

@@ -160,7 +160,7 @@ void check_blocks(const at::Tensor& blocks, const AttentionInputs& in, const Seq
   TORCH_CHECK(!in.packed(), "lists of blocks are not taken with cu_seqlens: pass intervals or a mask");
   check_dense("block_lists", blocks);
   check_device("block_lists", blocks, in.q);
-  TORCH_CHECK(blocks.scalar_type() == at::kBool, "block_lists is a block mask of dtype ",
+  TORCH_CHECK(blocks.scalar_type() == at::kBool, "the block mask of block_lists has dtype ",
               dtype_name(blocks.scalar_type()), ", expected bool, True = attend");
   const auto counts = [&](int64_t d, int64_t length) {
     return blocks.size(d) == attention::ceil_div(length, int64_t{64}) ||
@@ -169,7 +169,7 @@ void check_blocks(const at::Tensor& blocks, const AttentionInputs& in, const Seq
   const auto matches = [&](int64_t d, int64_t size) { return blocks.size(d) == 1 || blocks.size(d) == size; };
   const bool fits = blocks.dim() == 4 && matches(0, in.batch()) && matches(1, in.num_heads_q()) &&
                     counts(2, longest.queries) && counts(3, longest.keys);
-  TORCH_CHECK(fits, "block_lists is a block mask of shape ", blocks.sizes(),
+  TORCH_CHECK(fits, "the block mask of block_lists has shape ", blocks.sizes(),
               ", expected (batch or 1, heads or 1, query blocks, key blocks) with ", in.batch(), " batch entries, ",
               in.num_heads_q(), " heads, and blocks of 64 or 128 of ", longest.queries, " queries and ", longest.keys,
               " keys");

@@ -90,7 +90,7 @@ def _block_mask(workload: Workload, inputs: Inputs) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     if workload.blocks is not None and inputs.blocks is not None:
-        return _block_mask_of_lists(inputs.blocks, workload.blocks.size, workload.seqlen)
+        return _flex_mask_of(inputs.blocks, workload.blocks.size, workload.seqlen)
     rules = _mask_rules(workload, inputs)
     if not rules:
         return None
@@ -109,7 +109,7 @@ def _block_mask(workload: Workload, inputs: Inputs) -> Any:
     return create(mask_mod, batch, None, *lengths, device=device)
 
 
-def _block_mask_of_lists(seen: Tensor, size: int, tokens: int) -> Any:
+def _flex_mask_of(seen: Tensor, size: int, tokens: int) -> Any:
     """All blocks are full. Only PyTorch's uncompiled form asks the rule."""
     from torch.nn.attention.flex_attention import BlockMask
 

@@ -16,32 +16,40 @@ FLASH_SIMD_INLINE void transpose_elements(int64_t rows, int64_t columns, Block<c
   }
 }
 
+typedef float Vector __attribute__((vector_size(32)));
+
+// The elements of x and then y with these indices.
+template <int... indices>
+FLASH_SIMD_INLINE void shuffle(const Vector& x, const Vector& y, Vector& out) {
+#if defined(__clang__)
+  out = __builtin_shufflevector(x, y, indices...);
+#else
+  typedef int32_t Indices __attribute__((vector_size(32)));
+  out = __builtin_shuffle(x, y, Indices{indices...});
+#endif
+}
+
 // Transposes by three rounds of shuffles, which exchange single elements, pairs and halves of vectors of 8.
 FLASH_SIMD_INLINE void transpose_8_by_8(Block<const float> in, Block<float> out) {
-  typedef float Vector __attribute__((vector_size(32)));
-  typedef int32_t Order __attribute__((vector_size(32)));
-  constexpr Order kLowElements = {0, 8, 1, 9, 4, 12, 5, 13}, kHighElements = {2, 10, 3, 11, 6, 14, 7, 15};
-  constexpr Order kLowPairs = {0, 1, 8, 9, 4, 5, 12, 13}, kHighPairs = {2, 3, 10, 11, 6, 7, 14, 15};
-  constexpr Order kLowHalves = {0, 1, 2, 3, 8, 9, 10, 11}, kHighHalves = {4, 5, 6, 7, 12, 13, 14, 15};
   Vector x[kSide], y[kSide];
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kSide; ++i) __builtin_memcpy(&x[i], in.row(i), sizeof(Vector));
 #pragma GCC unroll 4
   for (int64_t i = 0; i < kSide; i += 2) {
-    y[i] = __builtin_shuffle(x[i], x[i + 1], kLowElements);
-    y[i + 1] = __builtin_shuffle(x[i], x[i + 1], kHighElements);
+    shuffle<0, 8, 1, 9, 4, 12, 5, 13>(x[i], x[i + 1], y[i]);
+    shuffle<2, 10, 3, 11, 6, 14, 7, 15>(x[i], x[i + 1], y[i + 1]);
   }
 #pragma GCC unroll 2
   for (int64_t i = 0; i < kSide; i += 4) {
-    x[i] = __builtin_shuffle(y[i], y[i + 2], kLowPairs);
-    x[i + 1] = __builtin_shuffle(y[i], y[i + 2], kHighPairs);
-    x[i + 2] = __builtin_shuffle(y[i + 1], y[i + 3], kLowPairs);
-    x[i + 3] = __builtin_shuffle(y[i + 1], y[i + 3], kHighPairs);
+    shuffle<0, 1, 8, 9, 4, 5, 12, 13>(y[i], y[i + 2], x[i]);
+    shuffle<2, 3, 10, 11, 6, 7, 14, 15>(y[i], y[i + 2], x[i + 1]);
+    shuffle<0, 1, 8, 9, 4, 5, 12, 13>(y[i + 1], y[i + 3], x[i + 2]);
+    shuffle<2, 3, 10, 11, 6, 7, 14, 15>(y[i + 1], y[i + 3], x[i + 3]);
   }
 #pragma GCC unroll 4
   for (int64_t i = 0; i < kSide / 2; ++i) {
-    y[i] = __builtin_shuffle(x[i], x[i + 4], kLowHalves);
-    y[i + 4] = __builtin_shuffle(x[i], x[i + 4], kHighHalves);
+    shuffle<0, 1, 2, 3, 8, 9, 10, 11>(x[i], x[i + 4], y[i]);
+    shuffle<4, 5, 6, 7, 12, 13, 14, 15>(x[i], x[i + 4], y[i + 4]);
   }
 #pragma GCC unroll 8
   for (int64_t i = 0; i < kSide; ++i) __builtin_memcpy(out.row(i), &y[i], sizeof(Vector));

@@ -8,7 +8,11 @@
 #if defined(__clang__)
 #define FLASH_SIMD_64 "avx512f"
 #define FLASH_SIMD_32 "avx2,fma"
+#if __clang_major__ >= 18
 #define FLASH_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))  // a comma begins another clone
+#else
+#define FLASH_SIMD_CLONES  // before 18, other files would not find the function under its name
+#endif
 #else
 #if __GNUC__ >= 12
 #define FLASH_SIMD_64 "arch=x86-64-v4"
