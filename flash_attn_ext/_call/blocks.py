@@ -31,7 +31,7 @@ def blocks_of(block_lists: Any, q: Tensor, k: Tensor) -> Tensor:
             f"{tuple(batch_of_q)}, before heads and query blocks"
         )
     _check_values(lists, num_keys)
-    blocks = _block_mask_of(lists, num_keys)
+    blocks = _block_mask(lists, num_keys)
     heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
     given = counts.shape[-2] if counts.dim() > 1 else 1
     if given not in (1, heads, key_heads):
@@ -77,7 +77,7 @@ def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
     return BlockLists(counts, indices, query_block=sizes[0], key_block=sizes[0])
 
 
-def _block_mask_of(lists: BlockLists, num_keys: int) -> Tensor:
+def _block_mask(lists: BlockLists, num_keys: int) -> Tensor:
     """On a GPU one kernel makes the mask. In traces and transforms, PyTorch's operations do."""
     counts, indices = lists.counts, lists.indices
     if not counts.is_cuda or counts.dtype != indices.dtype or operands_of(counts, indices, indices) < _C.PLAIN:

@@ -62,7 +62,7 @@ bool numbers_are_right(const Problem& problem, const WorkListShares& shares, uin
   int next = 0;
   uint32_t block = 0;
   for (uint32_t item = 0; item < items; ++item) {
-    const flash_attn_ext::SplitIndices parts = shares.split_indices(static_cast<int>(item), static_cast<int>(tiles));
+    const flash_attn_ext::SplitRange parts = shares.split_range(static_cast<int>(item), static_cast<int>(tiles));
     int part = parts.begin;
     if (part < next || part > next + 1) return fails("numbers that overlap, or are left out", problem);
     for (block = shares.block_of(item * tiles); shares.begin_of(block) < (item + 1) * tiles; ++block, ++part) {

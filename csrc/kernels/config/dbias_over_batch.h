@@ -10,7 +10,7 @@ namespace flash_attn_ext::sm80 {
 inline constexpr int kDbiasTile = 128;
 inline constexpr int kDbiasWarps = 16;
 inline constexpr int64_t kLargestDbiasHeadDim = 64;
-inline constexpr int64_t kDbiasSplitBytes = int64_t{kDbiasTile} * kDbiasTile * int64_t{sizeof(float)};
+inline constexpr int64_t kDbiasPartialBytes = int64_t{kDbiasTile} * kDbiasTile * int64_t{sizeof(float)};
 
 // The kernel runs where Hopper's kernels do, so a CTA may have as much shared memory as theirs.
 inline constexpr int kDbiasSharedBytes = sm90::kSharedBytes;

@@ -197,7 +197,8 @@ struct BackwardPlan {
     WorkspacePart dbias_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
-    // float32, of each of the dq_splits, in rows of common::dq_partial_columns(). kQueryStationary: of CTAs and pairs.
+    // Partial dQ in float32: for each of the dq_splits, rows of common::dq_partial_columns(). kQueryStationary has one
+    // for each split of its work list (WorkListShares::split_index).
     WorkspacePart dq_partials;
     // is_warp_specialised(): float32 accumulators of dQ, statistics of queries, semaphores of dQ, the list of key
     // tiles, work counters.

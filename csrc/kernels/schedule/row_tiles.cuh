@@ -1,8 +1,8 @@
 // Tiles of packed rows (FlashAttention-3's PackGQA): the query heads that share keys are rows of one tile, so that the
 // keys are read once for all of them.
 //
-// A sequence's rows are numbered query * group + head of the group. Work tiles have one index, in which the batch
-// entry comes first, then the tile of the sequence, then the head, then the slice of columns.
+// A sequence's row query * group + head of the group belongs to that query and head. The index of a work tile counts
+// slices of columns fastest, then heads, then tiles of the sequence, then batch entries.
 #pragma once
 
 #include <cstdint>

@@ -135,7 +135,7 @@ struct StreamKRange {
     return true;
   }
 
-  // The number of the next tile's work tile in its entry, each of whose work tiles has `count` key tiles.
+  // The index in its entry of the next tile's work tile, each of whose work tiles has `count` key tiles.
   __device__ __forceinline__ uint32_t work_tile_in_entry(uint32_t count) const {
     const uint32_t in_entry = at - entry_begin;
     return stream_k.known.present() ? stream_k.known.key_tiles_of_work_tile.quotient(in_entry) : in_entry / count;

@@ -23,8 +23,8 @@ struct TileSplits {
 // A CTA leaves at most two work tiles unfinished: those with which its range begins and ends.
 inline constexpr int kSlotsPerBlock = 2;
 
-// Indices of splits instead of slots, where a CTA may have splits of any number of work tiles.
-struct SplitIndices {
+// A range of indices of splits. They take the place of slots where a CTA may have splits of any number of work tiles.
+struct SplitRange {
   int begin;
   int end;
 };
@@ -70,8 +70,8 @@ struct WorkListShares {
   FLASH_HOST_DEVICE static int split_index(uint32_t block, int work_tile) {
     return static_cast<int>(block) + work_tile;
   }
-  // The indices of a work tile's splits, where all work tiles have the same number of key tiles.
-  FLASH_HOST_DEVICE SplitIndices split_indices(int work_tile, int tiles) const {
+  // The range of a work tile's splits, where all work tiles have the same number of key tiles.
+  FLASH_HOST_DEVICE SplitRange split_range(int work_tile, int tiles) const {
     return {split_index(block_of(work_tile * tiles), work_tile),
             split_index(block_of((work_tile + 1) * tiles - 1), work_tile) + 1};
   }

@@ -94,15 +94,15 @@ cudaError_t with_head_dim(int head_dim, Function&& function) {
   return cudaErrorInvalidValue;
 }
 
-// Calls function(number) with the number of a row, as a constant, if the element type and the head dim have a kernel of
+// Calls function(index) with the index of a row, as a constant, if the element type and the head dim have a kernel of
 // that row. TF32 has only scale-only kernels.
 template <const auto& kTable, class Element, int kHeadDim>
 cudaError_t with_row_of(int row, auto&& function) {
-  return common::with_row<kTable>(row, [&](auto number) {
-    constexpr auto kConfig = kTable[number()];
+  return common::with_row<kTable>(row, [&](auto index) {
+    constexpr auto kConfig = kTable[index()];
     constexpr bool kHasScore = !std::is_same_v<Element, tile::Tf32> || kConfig.score == ScoreMode::kScaleOnly;
     if constexpr (kConfig.element_bytes == sizeof(Element) && kConfig.head_dim == kHeadDim && kHasScore) {
-      return function(number);
+      return function(index);
     } else {
       return cudaErrorInvalidValue;
     }

@@ -36,8 +36,8 @@ inline FlaggedRows rows_in_order_of_heads(const attention::AttentionParams& p, c
           .columns = INT32_MAX};
 }
 
-// A tile's number in that order: of the keys of a pair, or of the queries of a head, which is pair * group + head of
-// the group. A schedule has the last queries first (schedule/block.cuh).
+// A tile's index in that order, for keys of a pair and for queries of a head. The head is pair * group + head of the
+// group. A schedule has the last queries first (schedule/block.cuh).
 FLASH_HOST_DEVICE int64_t flag_index(int64_t pair, int tiles, int tile) { return pair * tiles + tile; }
 FLASH_HOST_DEVICE int64_t query_flag_index(int64_t head, int tiles, int tile) {
   return head * tiles + tiles - 1 - tile;

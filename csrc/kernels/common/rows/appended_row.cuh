@@ -57,14 +57,14 @@ struct AppendedRows {
 
   const attention::AppendParams& p;
 
-  // New key `number` of a sequence that had `num_old` keys before, and its value.
-  __device__ __forceinline__ Row key(int64_t batch, int64_t head, int64_t number, int64_t num_old) const {
-    Row row = {p.k_new.row<const Element>(batch, head, number), column_stride<Element, kColumns>(p.k_new)};
-    row.rotate(p.rotary, num_old + number);
+  // New key `index` of a sequence that had `num_old` keys before, and its value.
+  __device__ __forceinline__ Row key(int64_t batch, int64_t head, int64_t index, int64_t num_old) const {
+    Row row = {p.k_new.row<const Element>(batch, head, index), column_stride<Element, kColumns>(p.k_new)};
+    row.rotate(p.rotary, num_old + index);
     return row;
   }
-  __device__ __forceinline__ Row value(int64_t batch, int64_t head, int64_t number) const {
-    return {p.v_new.row<const Element>(batch, head, number), column_stride<Element, kColumns>(p.v_new)};
+  __device__ __forceinline__ Row value(int64_t batch, int64_t head, int64_t index) const {
+    return {p.v_new.row<const Element>(batch, head, index), column_stride<Element, kColumns>(p.v_new)};
   }
   __device__ __forceinline__ Row query(int64_t batch, int64_t head, int64_t query, int64_t num_old) const {
     Row row = {p.q.row<const Element>(batch, head, query), column_stride<Element, kColumns>(p.q)};
@@ -72,7 +72,7 @@ struct AppendedRows {
     return row;
   }
 
-  // Numbers of the rows in memory: first those of k_new, then of v_new, then of q where it is rotated.
+  // Indices of the rows in memory: first those of k_new, then of v_new, then of q where it is rotated.
   FLASH_HOST_DEVICE int64_t num_new() const { return p.batch * p.cache.num_new * p.num_heads_k; }
   FLASH_HOST_DEVICE int64_t count() const {
     return 2 * num_new() + (p.rotary.present() ? p.batch * p.num_queries * p.num_heads_q : 0);
@@ -92,23 +92,23 @@ struct AppendedRows {
   // index: of (batch, new key, head).
   __device__ __forceinline__ void append(int64_t index, bool is_key) const {
     const int64_t head = index % p.num_heads_k;
-    const int64_t number = index / p.num_heads_k % p.cache.num_new;
+    const int64_t new_key = index / p.num_heads_k % p.cache.num_new;
     const int64_t batch = index / p.num_heads_k / p.cache.num_new;
     const int64_t num_old = p.cache.num_old(batch, p.capacity);
-    if (num_old + number >= p.capacity) return;
-    const attention::KeyRow at = p.cache.row(batch, num_old + number);
+    if (num_old + new_key >= p.capacity) return;
+    const attention::KeyRow at = p.cache.row(batch, num_old + new_key);
     const attention::MatrixView& to = is_key ? p.k : p.v;
-    write(is_key ? key(batch, head, number, num_old) : value(batch, head, number),
+    write(is_key ? key(batch, head, new_key, num_old) : value(batch, head, new_key),
           to.row<Element>(at.entry, head, at.row), column_stride<Element, kColumns>(to),
           is_key ? p.head_dim_qk : p.head_dim_v);
   }
 
   __device__ __forceinline__ void copy_query(int64_t index) const {
     const int64_t head = index % p.num_heads_q;
-    const int64_t number = index / p.num_heads_q % p.num_queries;
+    const int64_t query_index = index / p.num_heads_q % p.num_queries;
     const int64_t batch = index / p.num_heads_q / p.num_queries;
-    write(query(batch, head, number, p.cache.num_old(batch, p.capacity)), p.q_rotated.row<Element>(batch, head, number),
-          p.q_rotated.column_stride, p.head_dim_qk);
+    write(query(batch, head, query_index, p.cache.num_old(batch, p.capacity)),
+          p.q_rotated.row<Element>(batch, head, query_index), p.q_rotated.column_stride, p.head_dim_qk);
   }
 
   __device__ __forceinline__ static void write(const Row& row, Element* to, int64_t stride, int64_t columns) {

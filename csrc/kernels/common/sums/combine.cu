@@ -93,10 +93,10 @@ struct CombinedRow {
 };
 
 // Returns false where there is no such row.
-__device__ __forceinline__ bool find_row(CombinedRow& combined, const CombineParams& p, uint32_t number, int columns) {
-  combined.work_tile = p.rows_of_work_tile.quotient(number);
+__device__ __forceinline__ bool find_row(CombinedRow& combined, const CombineParams& p, uint32_t index, int columns) {
+  combined.work_tile = p.rows_of_work_tile.quotient(index);
   if (combined.work_tile >= p.num_work_tiles) return false;
-  combined.row = static_cast<int>(number - combined.work_tile * p.rows_of_work_tile.divisor);
+  combined.row = static_cast<int>(index - combined.work_tile * p.rows_of_work_tile.divisor);
   const uint32_t entry_index = p.tiles.work_tiles_of_entry.quotient(combined.work_tile);
   const RowTiles::Entry entry = p.tiles.entry(entry_index);
   const RowTiles::WorkTile work_tile =

@@ -4,7 +4,7 @@
 // order, and each query head of the group, in order:
 //   S = Q K^T, dP = dO V^T                  (K and V packed transposed; rows are queries)
 //   P = exp(score - lse), dS = P (dP - delta)
-//   dV += P^T dO, dK += dS^T Q              (only the item adds to these: backward_key_sums.h)
+//   dV += P^T dO, dK += dS^T Q              (only the item adds to these: key_sums.h)
 //   dQ += dS K                              (tiles of keys add in the order of their ranks: order_semaphores.h; if
 //                                            all keys fit one tile, it stores dQ at once)
 // So every sum has one order, whichever threads run the items.
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "attention/division.h"
-#include "kernels/cpu/backward/backward_dbias.h"
-#include "kernels/cpu/backward/backward_dq.h"
-#include "kernels/cpu/backward/backward_key_sums.h"
+#include "kernels/cpu/backward/dbias.h"
+#include "kernels/cpu/backward/dq.h"
+#include "kernels/cpu/backward/key_sums.h"
 #include "kernels/cpu/backward/score_gradient.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/schedule/order_semaphores.h"

@@ -103,7 +103,7 @@ void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Li
   plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
   plan.dbias_splits = count_dbias_splits(p, limits.sms, tiles);
   if (plan.dbias_splits == 1) return;
-  plan.workspace.dbias_partials = append(plan.workspace.bytes, plan.dbias_splits * tiles * sm80::kDbiasSplitBytes);
+  plan.workspace.dbias_partials = append(plan.workspace.bytes, plan.dbias_splits * tiles * sm80::kDbiasPartialBytes);
 }
 
 void plan_relative_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {

@@ -209,7 +209,7 @@ struct BackwardBiasStationaryKernel {
   __device__ __forceinline__ void differentiate(Scores& scores, Scores& gradients, const StagedMaskBits& mask) const {
     const auto scale = static_cast<float>(p.score_mod.scale);
     const bool masked = p.score_mod.mask_bits.present();
-    // Of the thread's keys, which are 8 apart, as numbers of a group of keys.
+    // The word and the bit of the thread's keys, which are 8 apart, in a group of keys.
     const int key = warp_row() + Scores::row(0);
     const int word = key % 8 / 2;
     const uint32_t low_bit = 1u << (key / 8 * 2 + key % 2);

@@ -28,17 +28,18 @@ __device__ __forceinline__ BlockDiagonalWork block_diagonal_work(const BlockDiag
   return {rest / blocks.heads, rest % blocks.heads, blocks.at_rank(cta / ctas)};
 }
 
-// The parameters of a kernel that sums dS along block diagonals. Base: those of the kernel whose dS it is, with a `p`.
+// The parameters of a kernel that sums dS along block diagonals. Base has the parameters of the kernel that computes
+// dS; its `p` is the call.
 template <class Base>
 struct WithBlockDiagonals : Base {
   BlockDiagonals blocks;
-  float* partial_sums;  // of each CTA, in the order of BlockDiagonalWork::place_of_sums()
+  float* diagonal_sums;  // of each CTA, in the order of BlockDiagonalWork::place_of_sums()
 };
 
 struct BlockDiagonalSums {
   attention::BackwardParams p;
   BlockDiagonals blocks;
-  float* partial_sums;
+  float* diagonal_sums;
 };
 
 inline constexpr int kCombineThreads = 128;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   float sum = 0.0f;
   for (int split = 0; split < blocks.splits; ++split) {
     const float* of_head =
-        params.partial_sums + (int64_t{split} * blocks.heads + head) * blocks.count() * blocks.sums_of_cta();
+        params.diagonal_sums + (int64_t{split} * blocks.heads + head) * blocks.count() * blocks.sums_of_cta();
     if (lower >= 0) sum += of_head[lower * blocks.sums_of_cta() + within + blocks.tile - 1];
     if (lower + 1 < blocks.count() && within > 0) sum += of_head[(lower + 1) * blocks.sums_of_cta() + within - 1];
   }
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 template <class Element, class Base>
 cudaError_t combine_block_diagonals(const WithBlockDiagonals<Base>& params, cudaStream_t stream) {
-  const BlockDiagonalSums sums = {params.p, params.blocks, params.partial_sums};
+  const BlockDiagonalSums sums = {params.p, params.blocks, params.diagonal_sums};
   const int64_t diagonals = sums.p.sequences.max_seqlen_q + sums.p.sequences.max_seqlen_k - 1;
   const int64_t ctas = attention::ceil_div(sums.blocks.heads * diagonals, int64_t{kCombineThreads});
   combine_block_diagonals_kernel<Element><<<static_cast<unsigned>(ctas), kCombineThreads, 0, stream>>>(sums);

@@ -3,7 +3,7 @@
 // Grid: one CTA for each (tile of the bias, batch split). The tile of the bias stays in shared memory, and the
 // sums of dS in registers, while the rows of one batch entry after the other stream past. A mask may hide keys, the
 // same ones from all queries. Position hides the same pairs of each batch entry, and so does a bias of -inf: their sums
-// become 0 at the end. Where a tile has several batch splits, combine_dbias_splits_kernel adds them in a fixed order.
+// become 0 at the end. Where a tile has several batch splits, combine_dbias_partials_kernel adds them in a fixed order.
 //
 // Shared memory: the tile of the bias, and two stages of Q, dO, K, V and the mask. There is one barrier for each batch
 // entry: its rows have arrived, and no warp reads the other stage any more.
@@ -208,14 +208,14 @@ struct DbiasOverBatchKernel {
     load_statistics(next, entry);
     store_word(shared.stages[0], attends(entry));
     int current = 0;
-    for (int number = split; number < params.entries; number += params.num_splits) {
+    for (int index = split; index < params.entries; index += params.num_splits) {
       QueryStatistics statistics[Sums::kThreadRows];
 #pragma unroll
       for (int r = 0; r < Sums::kThreadRows; ++r)
         statistics[r] = query_statistics<true>(next[r].lse, next[r].delta, next[r].residual);
       ptx::wait_copies<0>();
       __syncthreads();  // the entry's rows have arrived, and no warp reads the other stage any more
-      const bool has_next = number + params.num_splits < params.entries;
+      const bool has_next = index + params.num_splits < params.entries;
       int attends_next = 0;
       if (has_next) {
         advance(entry, params.num_splits);
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1)
 // its four sums of all splits in order.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads)
-    combine_dbias_splits_kernel(const __grid_constant__ DbiasOverBatchParams params) {
+    combine_dbias_partials_kernel(const __grid_constant__ DbiasOverBatchParams params) {
   using Sums = typename Kernel::Sums;
   ptx::wait_for_kernel_before();
   const auto j = static_cast<int>(blockIdx.y);
@@ -354,7 +354,7 @@ cudaError_t dbias_over_batch(const DbiasOverBatchParams& params, cudaStream_t st
       common::launch_blocks_early<Kernel>(dbias_over_batch_kernel<Kernel>, tiles * params.num_splits, stream, params);
   if (error != cudaSuccess || params.partials == nullptr) return error;
   const common::EarlyLaunch sums = {.blocks = tiles, .threads = Kernel::kThreads, .slices = Kernel::Sums::kColumnTiles};
-  return common::launch_early(combine_dbias_splits_kernel<Kernel>, sums, stream, params);
+  return common::launch_early(combine_dbias_partials_kernel<Kernel>, sums, stream, params);
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
   const auto cta = static_cast<int>(blockIdx.x);
   const BlockDiagonalWork work = block_diagonal_work(blocks, cta);
   Kernel kernel = {{params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}};
-  params.partial_sums[work.place_of_sums(blocks) * blocks.sums_of_cta() + threadIdx.x] = kernel.run(blocks, work);
+  params.diagonal_sums[work.place_of_sums(blocks) * blocks.sums_of_cta() + threadIdx.x] = kernel.run(blocks, work);
 }
 
 template <class Element>

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1)
   const float sum = kernel.run(params.blocks, work);
   const int64_t sums_of_cta = params.blocks.sums_of_cta();
   if (threadIdx.x < sums_of_cta)
-    params.partial_sums[work.place_of_sums(params.blocks) * sums_of_cta + threadIdx.x] = sum;
+    params.diagonal_sums[work.place_of_sums(params.blocks) * sums_of_cta + threadIdx.x] = sum;
 }
 
 template <class Element, int kHeadDim>

@@ -97,7 +97,7 @@ struct TangentKernel {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
   __device__ __forceinline__ int first_warp_query() const { return first_query + tile::warp() * kRowsPerWarp; }
-  // The thread's row r: its number in the sequence, and in the tensors.
+  // The thread's row r: its index in the sequence, and in the tensors.
   __device__ __forceinline__ int query(int r) const { return first_warp_query() + Scores::row(r); }
   __device__ __forceinline__ int64_t row(int r) const { return item.sequence.query_begin + query(r); }
   __device__ __forceinline__ bool exists(int r) const { return query(r) < item.sequence.num_queries; }

@@ -11,7 +11,7 @@ cudaError_t run_relative_dbias_over_batch(const BackwardParams& p, const Backwar
   params.scale = static_cast<float>(p.score_mod.scale);
   params.group = attention::Divisor::of(static_cast<uint32_t>(p.queries_per_key_head()));
   params.blocks = BlockDiagonals::of(p, kDbiasTile, plan.dbias_splits);
-  params.partial_sums = p.dbias_partials;
+  params.diagonal_sums = p.dbias_partials;
   if (params.blocks.bytes() != plan.workspace.dbias_partials.bytes) return cudaErrorInvalidValue;
   return with_element(p.element, /*tf32=*/false, [&](auto element) {
     using Element = decltype(element);

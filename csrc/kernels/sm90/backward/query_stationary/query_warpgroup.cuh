@@ -231,7 +231,7 @@ struct QueryStationaryWarpgroup {
   __device__ __forceinline__ void store_partial(int pair) const {
     const int64_t split = WorkListShares::split_index(blockIdx.x, pair);
     float* const to =
-        args.dq_partials + split * Traits::kSplitFloats + warpgroup * (Traits::kSplitFloats / 2) +
+        args.dq_partials + split * Traits::kDqPartialFloats + warpgroup * (Traits::kDqPartialFloats / 2) +
         ptx::pin(static_cast<int>(threadIdx.x)) % tile::kWarpgroupSize * 4;  // pinned: not kept in between
     tile::RegisterOrder<Sums>::store(to, dq);
   }

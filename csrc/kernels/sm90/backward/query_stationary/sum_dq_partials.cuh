@@ -24,7 +24,7 @@ struct QueryStationarySum {
     const int warpgroup = DqSlice::warpgroup();
     const int slice_index = static_cast<int>(blockIdx.y) * args.slices_of_sum + (shared ? 0 : warpgroup);
     const int slices = static_cast<int>(gridDim.y) * args.slices_of_sum;
-    const SplitIndices splits = args.work_list.split_indices(pair, args.tiles);
+    const SplitRange splits = args.work_list.split_range(pair, args.tiles);
     DqSlice slice;
     slice.add(splits.begin + (shared ? warpgroup : 0), splits.end, shared ? DqSlice::kWarpgroups : 1, [&](int split) {
       return args.dq_partials + ((int64_t{split} * 2 + half) * slices + slice_index) * DqSlice::kFloats;

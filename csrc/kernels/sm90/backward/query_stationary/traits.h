@@ -83,7 +83,7 @@ struct QueryStationaryTraits {
   using Scores = tile::WarpgroupAccumulator<kKeys>;               // rows are queries
   using Staging = QueryTile;                                      // of dV and dK
   using Sums = tile::WarpgroupAccumulator<kDims.qk>;              // of dQ, and of dV or dK
-  static constexpr int kSplitFloats = kQueries * kDims.qk;        // of dQ
+  static constexpr int kDqPartialFloats = kQueries * kDims.qk;    // of dQ
 };
 
 // P and dS of a key tile. Afterwards the stage holds 64 rows of dV and 64 of dK on their way to memory: each warp's

@@ -1,4 +1,4 @@
-#include "kernels/cpu/backward/backward_dq.h"
+#include "kernels/cpu/backward/dq.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/backward/backward_dbias.h"
+#include "kernels/cpu/backward/dbias.h"
 
 #include <algorithm>
 
