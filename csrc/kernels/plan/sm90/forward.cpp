@@ -24,8 +24,10 @@ constexpr int kWarpgroupRows = 64;
 // Up to this number of visible keys the portable kernels are faster, where scores are only scaled and no single-tile
 // kernel runs: tiles of this backend would be so empty that several small CTAs per SM do more.
 constexpr int64_t kPortableKeys = 96;
-// The same for the number of queries and keys, with nothing but a scale, a mask, a bias or dropout.
+// The same for the number of queries and keys, with nothing but a scale, a mask, a bias or dropout. At head dims above
+// 64, up to kLargestPortableHeadDim, with nothing but a scale.
 constexpr int64_t kPortableTokens = 64;
+constexpr int64_t kLargestPortableHeadDim = 256;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
 // queries, this backend's tiles are at least half full.
 constexpr int64_t kQueriesBoundByKeys = 32;
@@ -68,10 +70,13 @@ int64_t uneven_heads(const ForwardConfig& config, int64_t persistent_ctas) {
 
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits) {
-  if (largest_head_dim(p) > 64) return false;
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
+  if (largest_head_dim(p) > 64) {
+    return tokens <= kPortableTokens && largest_head_dim(p) <= kLargestPortableHeadDim &&
+           score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
+  }
   if (tokens <= kPortableTokens) return true;
   switch (score_mode_sm90(p, limits)) {
     case ScoreMode::kScaleOnly:
@@ -209,14 +214,22 @@ ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 
-// The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of
-// 128 keys show blocks of 128.
+// Whether blocks alone hide keys, and tiles of 128 queries and 128 keys are seen as a whole or not at all.
+bool shows_whole_tiles(const attention::ForwardParams& p) {
+  const attention::BlockMask& blocks = p.score_mod.blocks;
+  return (blocks.query_shift == 7) && (blocks.key_shift == 7) && !p.score_mod.intervals.present();
+}
+
+// The row for lists of blocks in place of `chosen`: one for tiles that are seen as a whole, or one whose tiles have as
+// many keys as blocks have. Tiles of 128 keys show blocks of 128.
 int row_of_blocks(const attention::ForwardParams& p, int chosen) {
   const attention::BlockMask& blocks = p.score_mod.blocks;
   const ForwardConfig& current = sm90::kForwardConfigs[chosen];
-  if (!blocks.present() || current.block_n <= 1 << blocks.key_shift) return chosen;
+  if (!blocks.present() || current.score != ScoreMode::kMask) return chosen;
+  const bool whole = shows_whole_tiles(p);
   const int found = find_row(p, [&](const ForwardConfig& row) {
-    return row.dims == current.dims && row.score == current.score && row.block_n == 1 << blocks.key_shift;
+    const ScoreMode wanted = whole ? ScoreMode::kBlocks : ScoreMode::kMask;
+    return row.dims == current.dims && row.score == wanted && row.block_n == 1 << blocks.key_shift;
   });
   return found == kNoRow ? chosen : found;
 }
@@ -262,7 +275,7 @@ bool takes_intervals(const ForwardPlan& plan) {
   if (plan.kernel == ForwardKernel::kSingleTile) return true;
   if (plan.kernel != ForwardKernel::kWarpSpecialised) return false;
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];
-  return !config.has_bias_or_mask() && !config.split_kv;
+  return !config.looks_up_tiles() && !config.split_kv;
 }
 
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.
