@@ -1,7 +1,7 @@
 // LoopOrder on random problems. Each key tile that sees a query tile contributes to it once, and the ranks of
 // contributors have no gaps. An iteration waits only for work tiles that were fetched before, or for those of its
 // phase. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
-// takes. All of this also holds for the iterations that a mask leaves.
+// takes. All of this also holds for the iterations that a mask leaves, and for the L2 head groups of sparse masks.
 #include "kernels/schedule/loop_order.h"
 
 #include <cstdio>
@@ -247,13 +247,40 @@ Problem random_problem(std::mt19937& random) {
   problem.order =
       flash_attn_ext::plan::loop_order(p, problem.blocks, LoopOrder::num_tiles(longest_q, LoopOrder::kQueries));
   problem.masked = !problem.order.split_kv && (has_intervals || pick(0, 1) == 1);
+  if (problem.order.sparse_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.of_sparse_mask();
   problem.hidden = pick(0, 15);
   return problem;
+}
+
+// The pairs of an L2 head group, and those where a mask is sparse, of 16 heads on 132 CTAs.
+bool groups_are(int64_t tokens, int64_t head_dim, bool has_blocks, uint32_t pairs, uint32_t sparse_pairs) {
+  BackwardParams p;
+  p.element = ElementType::kBFloat16;
+  p.batch = 1;
+  p.num_heads_q = p.num_heads_k = 16;
+  p.head_dim_qk = p.head_dim_v = head_dim;
+  p.sequences = {nullptr, nullptr, tokens, tokens, tokens, tokens};
+  const uint8_t blocks = 0;
+  if (has_blocks) {
+    p.score_mod.blocks.data = &blocks;
+  } else {
+    p.visibility.right = 0;
+  }
+  const LoopOrder order = flash_attn_ext::plan::loop_order(p, 132, LoopOrder::num_tiles(tokens, LoopOrder::kQueries));
+  if (order.head_group_pairs == pairs && order.sparse_group_pairs == sparse_pairs) return true;
+  std::printf("%lld tokens, head dim %lld, blocks %d: groups of %u pairs, and of %u where a mask is sparse\n",
+              static_cast<long long>(tokens), static_cast<long long>(head_dim), has_blocks, order.head_group_pairs,
+              static_cast<unsigned>(order.sparse_group_pairs));
+  return false;
 }
 
 }  // namespace
 
 int main() {
+  const bool groups_are_right = groups_are(32768, 64, true, 2, 16) && groups_are(32768, 128, true, 2, 8) &&
+                                groups_are(8192, 64, true, 8, 16) && groups_are(8192, 128, true, 8, 0) &&
+                                groups_are(32768, 128, false, 2, 0);
+  if (!groups_are_right) return 1;
   std::mt19937 random(1);
   for (int i = 0; i < 3000; ++i) {
     const Problem problem = random_problem(random);

@@ -51,6 +51,10 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
   return dims.qk <= 64 ? 1.5 : 1;
 }
 
+// How many pairs of one loop direction, at least, an L2 head group has where a mask is sparse. Key tiles in flight then
+// belong to more heads, so that fewer of them add to the same query tile. More pairs would not fit L2.
+int64_t least_sparse_pairs(sm90::HeadDims dims) { return dims.qk <= 64 ? 8 : 4; }
+
 // Augmented columns pay from this many tiles of 64 queries, or of 128 keys, on where scores are only scaled, at head
 // dims other than 96. They take four times the bytes of the statistics, which short calls would wait for.
 constexpr int64_t kAddingQueryTiles = 9;
@@ -204,11 +208,10 @@ bool leaves_blocks_over(const LoopOrder& order, sm90::HeadDims dims, int64_t blo
          blocks % (order.phase_tiles / 2) == 0;
 }
 
-// The pairs of an L2 head group, every second of which is descending. A group has as many pairs as fill `tiles` CTAs
-// with key tiles of one loop direction, or fewer, so that the last group is about as large as the others.
-uint32_t pairs_of_head_group(const LoopOrder& order, double tiles) {
+// The pairs of an L2 head group, every second of which is descending: up to `most` of each loop direction, or fewer, so
+// that the last group is about as large as the others.
+uint32_t pairs_of_head_group(const LoopOrder& order, int64_t most) {
   const int64_t couples = (int64_t{order.pairs} + 1) / 2;
-  const int64_t most = std::max(static_cast<int64_t>(tiles / order.phase_tiles), int64_t{1});
   return static_cast<uint32_t>(2 * attention::even_share(couples, most));
 }
 
@@ -262,8 +265,13 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
     // as many iterations, so that nothing is gained by it.
     order.head_group_pairs = 1;
   } else {
-    order.head_group_pairs =
-        pairs_of_head_group(order, head_group_waves(dims, query_tiles) * static_cast<double>(blocks));
+    // As many pairs as fill the CTAs this many times with key tiles of one loop direction.
+    const double tiles = head_group_waves(dims, query_tiles) * static_cast<double>(blocks);
+    const int64_t most = std::max(static_cast<int64_t>(tiles / order.phase_tiles), int64_t{1});
+    order.head_group_pairs = pairs_of_head_group(order, most);
+    if (const int64_t least = least_sparse_pairs(dims); p.score_mod.hides_keys() && most < least) {
+      order.sparse_group_pairs = static_cast<uint16_t>(pairs_of_head_group(order, least));
+    }
   }
   return order;
 }

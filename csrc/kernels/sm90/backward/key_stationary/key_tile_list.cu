@@ -15,12 +15,13 @@ constexpr int kWarpgroupKeys = LoopOrder::kKeys / LoopOrder::kKeyWarpgroups;
 struct KeyTileList {
   const KeyStationaryArguments& args;
 
-  __device__ __forceinline__ void run(uint32_t index) const {
+  __device__ __forceinline__ void run(uint32_t index) const { run(index, args.order); }
+  __device__ __forceinline__ void run(uint32_t index, const LoopOrder& order) const {
     const KeyStationaryWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.work_counter = 0;
     clear_arrivals(index);
-    if (index >= args.order.num_work_tiles()) return;
-    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(directed(args.order.work_tile(index)));
+    if (index >= order.num_work_tiles()) return;
+    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(directed(order.work_tile(index)));
     clear_nan_flags(index);
   }
 
@@ -132,6 +133,50 @@ struct KeyTileList {
   }
 };
 
+// The same where a mask that is sparse has another order. A sample of the lists tells whether it is.
+struct MaskedKeyTileList {
+  const KeyStationaryArguments& args;
+
+  __device__ __forceinline__ void run(uint32_t index) const {
+    KeyTileList{args}.run(index, is_sparse() ? args.order.of_sparse_mask() : args.order);
+  }
+
+ private:
+  static constexpr int kSamples = 512;
+
+  // All threads of the CTA must call this, and all CTAs get the same answer.
+  __device__ __forceinline__ bool is_sparse() const {
+    __shared__ uint32_t iterations;
+    __shared__ uint32_t visible;
+    if (threadIdx.x == 0) iterations = visible = 0;
+    __syncthreads();
+    const auto lists = static_cast<uint32_t>(args.mask.num_lists());
+    const uint32_t samples = min(lists, static_cast<uint32_t>(kSamples));
+    uint32_t own_iterations = 0;
+    uint32_t own_visible = 0;
+    for (uint32_t i = threadIdx.x; i < samples; i += kThreads) {
+      const auto list = static_cast<uint32_t>(uint64_t{lists} * i / samples);
+      own_iterations += static_cast<uint32_t>(args.mask.counts[list]);
+      own_visible += visible_iterations(list);
+    }
+    atomicAdd(&iterations, own_iterations);
+    atomicAdd(&visible, own_visible);
+    __syncthreads();
+    return LoopOrder::is_sparse(iterations, visible);
+  }
+
+  // How many iterations a list's key tile has without the mask.
+  __device__ __forceinline__ uint32_t visible_iterations(uint32_t list) const {
+    const auto plane = list / static_cast<uint32_t>(args.mask.key_tiles);
+    const auto tile = static_cast<int>(list - plane * static_cast<uint32_t>(args.mask.key_tiles));
+    const int batch = static_cast<int>(plane) / (args.mask.directions * args.mask.mask_heads);
+    const attention::Sequence sequence = args.params.sequences.at(batch);
+    if (tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0) return 0;
+    const LoopOrder::Tiles seen_by = LoopOrder::visible_query_tiles(args.params.visibility, sequence, tile);
+    return seen_by.empty() ? 0 : static_cast<uint32_t>(seen_by.end - seen_by.begin);
+  }
+};
+
 // The same for a launch of query chunks.
 struct ChunkedKeyTileList {
   const ChunkedKeyStationaryArguments& args;
@@ -205,6 +250,7 @@ cudaError_t launch_list(const Arguments& args, uint32_t entries, cudaStream_t st
 
 cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream) {
   const uint32_t entries = std::max(args.order.num_work_tiles(), KeyTileList::num_sums(args));
+  if (args.order.sparse_group_pairs > 0) return launch_list<MaskedKeyTileList>(args, entries, stream);
   return launch_list<KeyTileList>(args, entries, stream);
 }
 
