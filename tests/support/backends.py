@@ -52,7 +52,7 @@ BACKENDS = (
         "sm80",
         "cuda",
         (8, 0),
-        widest_16_bit=HeadDims(512, 512),
+        widest_16_bit=HeadDims(576, 576),
         widest_others=HeadDims(WIDEST_EVERYWHERE, WIDEST_EVERYWHERE),
     ),
     Backend(
