@@ -128,7 +128,7 @@ void print_sm80() {
                {"ctas_per_sm_backward", ctas_per_sm_backward}});
   }
   for (const sm80::DqConfig& config : sm80::kDqConfigs) {
-    const auto& [element_bytes, head_dim, score, tile, divides_keys, stores_scores] = config;
+    const auto& [element_bytes, head_dim, score, tile, divides_keys, stores_scores, shares_tile] = config;
     const auto& [queries, keys, warps, columns, blocks, stages] = tile;
     print_row("sm80 dQ", score,
               {{"element_bytes", element_bytes},
@@ -140,10 +140,11 @@ void print_sm80() {
                {"ctas_per_sm", blocks},
                {"stages", stages},
                {"divides_keys", divides_keys},
-               {"stores_p_and_ds", stores_scores}});
+               {"stores_p_and_ds", stores_scores},
+               {"shares_tile", shares_tile}});
   }
   for (const sm80::DkdvConfig& config : sm80::kDkdvConfigs) {
-    const auto& [element_bytes, head_dim, score, tile, stores_scores] = config;
+    const auto& [element_bytes, head_dim, score, tile, stores_scores, shares_tile] = config;
     const auto& [keys, queries, warps, stages, columns, both, blocks] = tile;
     print_row("sm80 dK/dV", score,
               {{"element_bytes", element_bytes},
@@ -155,7 +156,8 @@ void print_sm80() {
                {"ctas_per_sm", blocks},
                {"stages", stages},
                {"both", both},
-               {"stores_ds", stores_scores}});
+               {"stores_ds", stores_scores},
+               {"shares_tile", shares_tile}});
   }
 }
 

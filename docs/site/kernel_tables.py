@@ -256,6 +256,11 @@ TABLES = {
                 is_set("stores_p_and_ds"),
                 "may materialise P and dS for the GEMMs of dK and dV; generic kernels of head dim 64 never do",
             ),
+            Note(
+                "K and V share a tile",
+                is_set("shares_tile"),
+                "shared memory has no room for two, so each is loaded when the other one is not read any more",
+            ),
         ),
     ),
     "sm80 dK/dV": Table(
@@ -266,6 +271,11 @@ TABLES = {
             SLICES,
             Note("two launches", is_clear("both"), "one for dK, one for dV: registers do not hold both accumulators"),
             Note("stores dS", is_set("stores_ds"), "may materialise dS for the GEMM of dQ"),
+            Note(
+                "Q and dO share a tile",
+                is_set("shares_tile"),
+                "shared memory has no room for two, so each is loaded when the other one is not read any more",
+            ),
         ),
     ),
 }

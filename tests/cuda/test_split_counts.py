@@ -54,7 +54,17 @@ SHAPES = [
         (256, 2000, 1, 2, 2, 256, None),
     )
 ]
-WIDE = [case_of(sq, 1500, d=d, dv=dv) for sq in (1, 33) for d, dv in ((257, None), (512, None), (320, 64), (64, 512))]
+WIDE = [
+    case_of(sq, 1500, d=d, dv=dv) for sq in (1, 33) for d, dv in ((257, None), (512, None), (320, 64), (64, 512))
+] + [
+    case_of(sq, 1500, batch=1, heads=heads, kv_heads=1, d=576, dv=512, **features)
+    for sq, heads, features in (
+        (1, 16, {}),
+        (1, 128, {}),
+        (2, 32, dict(causal="bottom_right")),
+        (1, 20, dict(alibi="h")),
+    )
+]
 FEATURES = [
     case_of(sq, sk, **features)
     for sq, sk in ((1, 2500), (4, 700), (33, 5000), (256, 1600))

@@ -19,7 +19,16 @@ pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 over_bfloat16 = over_dtypes((torch.bfloat16,))
 
-DIMS = (dict(d=512), dict(d=320), dict(d=264), dict(d=384, dv=128), dict(d=64, dv=512), dict(d=448, dv=8))
+DIMS = (
+    dict(d=512),
+    dict(d=320),
+    dict(d=264),
+    dict(d=384, dv=128),
+    dict(d=64, dv=512),
+    dict(d=448, dv=8),
+    dict(d=576, dv=512),
+    dict(d=520, dv=64),
+)
 # One key tile and a little more or less; one span of keys and a little more; rows of three warpgroups.
 LENGTHS = ((257, 63), (320, 65), (384, 127), (300, 129), (512, 192), (577, 513), (270, 1), (449, 1100))
 VISIBLE = (
@@ -37,7 +46,11 @@ EDGES = [
 ]
 LAUNCHES = [
     Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, **dims, **options)
-    for dims, options in ((dict(d=512), dict(causal="bottom_right")), (dict(d=264, dv=320), dict()))
+    for dims, options in (
+        (dict(d=512), dict(causal="bottom_right")),
+        (dict(d=264, dv=320), dict()),
+        (dict(d=576, dv=512), dict(causal="top_left", dlse=True)),
+    )
 ]
 # 18 rows of up to 15 tiles, of which 2 MiB hold 2 to 8.
 CHUNKS = [
@@ -47,6 +60,7 @@ CHUNKS = [
         (2, dict(d=320), dict(causal="bottom_right", dlse=True)),
         (2, dict(d=512, dv=136), dict()),
         (1, dict(d=128, dv=384), dict(window=(300, 200))),
+        (1, dict(d=576, dv=512), dict(causal="bottom_right")),
     )
 ]
 # Of 5 MiB a chunk of two CTAs has 78 tiles of keys: two or three key chunks.
@@ -56,6 +70,7 @@ KEY_CHUNKS = [
         (700, 2, dict(d=512), dict(dlse=True)),
         (700, 1, dict(d=320), dict(causal="bottom_right")),
         (9000, 1, dict(d=264, dv=128), dict(causal="top_left")),
+        (700, 1, dict(d=576, dv=512), dict(causal="bottom_right", dlse=True)),
     )
 ]
 PACKED = [
@@ -65,11 +80,16 @@ PACKED = [
         (1, dict(d=512, causal="bottom_right")),
         (4, dict(d=320, dv=264, window=(90, 40))),
         (2, dict(d=72, dv=384, causal="top_left")),
+        (1, dict(d=576, dv=512, causal="bottom_right")),
     )
 ]
 REPEATED = [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=4, dlse=True, **options)
-    for options in (dict(d=512, causal="bottom_right"), dict(d=320, window=(300, 100)))
+    for options in (
+        dict(d=512, causal="bottom_right"),
+        dict(d=320, window=(300, 100)),
+        dict(d=576, dv=512, causal="top_left"),
+    )
 ]
 
 
@@ -160,8 +180,8 @@ def test_repeats(case, dtype, gpu):
 
 @over_bfloat16
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
-@pytest.mark.parametrize("d", [512, 264])
+@pytest.mark.parametrize("d", [512, 264, 576])
 def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
     """Keys that causality hides, some of them in a tile with others that it does not."""
-    inputs = make_inputs(Case(sq=500, sk=700, d=d, heads=2, causal="top_left"), dtype, "cuda")
+    inputs = make_inputs(Case(sq=500, sk=700, d=d, dv=min(d, 512), heads=2, causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, 500, poison, gpu)

@@ -130,7 +130,7 @@ def test_refused_rows_that_are_one_row(name, dtype, gpu):
 @over_dtypes()
 def test_what_no_backend_takes(dtype, gpu):
     with pytest.raises(RuntimeError, match=r"no backend can run this call") as error:
-        flash_attn_ext.attention(*qkv(dtype, 513))
+        flash_attn_ext.attention(*qkv(dtype, 577))
     assert gpu.name in str(error.value)
 
 

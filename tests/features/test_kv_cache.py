@@ -71,6 +71,10 @@ SHAPES = [
 ] + [
     CacheCase((50, 31), new=3, base=decode(sq=3, d=40, dv=72)),
     CacheCase((50, 31), new=3, page_size=16, base=decode(sq=3, d=128, dv=64, heads=4, kv_heads=2)),
+    # MLA with absorbed weights: one key head, whose values are narrower.
+    CacheCase((70, 0, 33), new=1, base=decode(sq=1, d=576, dv=512, heads=16, kv_heads=1)),
+    CacheCase((70, 5), new=2, page_size=16, base=decode(sq=2, d=576, dv=512, heads=20, kv_heads=1)),
+    CacheCase((40, 31), new=0, page_size=16, base=decode(sq=1, d=520, dv=512, heads=4, kv_heads=1, softcap=9.0)),
 ]
 FEATURES = [
     CacheCase((70, 0, 17), new=4, page_size=page_size, base=decode(**(dict(sq=4, heads=4, kv_heads=2) | features)))

@@ -18,7 +18,7 @@ HEAD_DIMS = [Case(sq=70, sk=90, d=d, batch=1) for d in (1, 2, 3, 8, 40, 64, 72, 
 VALUE_DIMS = [
     Case(sq=70, sk=90, d=d, dv=dv, batch=1) for d, dv in ((64, 1), (1, 64), (40, 72), (192, 128), (128, 192), (3, 5))
 ]
-# Past 256 each backend takes of these what support/backends.py says; 16-bit types go up to 512.
+# Past 256 each backend takes of these what support/backends.py says; 16-bit types go up to 576.
 WIDE_HEAD_DIMS = [
     Case(sq=sq, sk=sk, d=d, dv=dv, batch=1, **features)
     for sq, sk, d, dv, features in (
@@ -29,10 +29,16 @@ WIDE_HEAD_DIMS = [
         (70, 90, 512, 512, {}),
         (64, 64, 512, 1, dict(mask="bhqk")),
         (2, 300, 3, 512, dict(bias="1hqk")),
+        (70, 90, 576, 512, {}),
+        (33, 65, 520, 512, dict(causal="bottom_right", dlse=True)),
+        (65, 31, 576, 64, dict(heads=16, kv_heads=1, causal="top_left")),
+        (31, 33, 513, 576, dict(window=(9, 4))),
+        (50, 33, 576, 512, dict(heads=4, kv_heads=1, mask="bhqk", sink=True)),
+        (34, 66, 560, 500, dict(bias="1hqk", alibi="h", softcap=9.0, dropout_p=0.2, dlse=True)),
         (50, 70, 449, 511, dict(bias="b11k", alibi="h", sink=True, softcap=9.0, dropout_p=0.2, dlse=True)),
     )
 ]
-WIDER_THAN_ANY_GPU_TAKES = [Case(sq=40, sk=50, d=513, dv=300, batch=1)]
+WIDER_THAN_ANY_GPU_TAKES = [Case(sq=40, sk=50, d=577, dv=300, batch=1)]
 # Past the lengths up to which short sequences have kernels of their own (512 queries; 256 in the backward pass).
 LONG = [
     Case(sq=513, sk=640, d=64, batch=1),

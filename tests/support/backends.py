@@ -52,7 +52,7 @@ BACKENDS = (
         "sm80",
         "cuda",
         (8, 0),
-        widest_16_bit=HeadDims(512, 512),
+        widest_16_bit=HeadDims(576, 576),
         widest_others=HeadDims(WIDEST_EVERYWHERE, WIDEST_EVERYWHERE),
     ),
     Backend(
@@ -60,7 +60,7 @@ BACKENDS = (
         "cuda",
         (9, 0),
         ends_before=(10, 0),
-        widest_16_bit=HeadDims(512, 512),
+        widest_16_bit=HeadDims(576, 512),
         widest_others=None,
         takes_repeated_rows=False,
     ),

@@ -54,13 +54,15 @@ FORWARD = [
     (Call(64, d=65, bias=(1, 16, 64, 64)), dict(kernel="streaming", score_mode="bias and mask")),
     (Call(64, bias=(1, 16, 64, 64), bias_dtype=F32), dict(kernel="streaming", score_mode="generic")),
     (Call(64, bias=(1, 16, 64, 64), options={"dropout_p": 0.1}), dict(kernel="streaming", score_mode="generic")),
-    # Head dims: 64, 96, 128, 192, 256, 512; kernels that change scores skip 96.
+    # Head dims: 64, 96, 128, 192, 256, 512, 576; kernels that change scores skip 96, and the last are generic only.
     (Call(500, d=65), dict(score_mode="scale only", head_dims=(96, 96))),
     (Call(500, d=64, dv=96), dict(score_mode="scale only", head_dims=(96, 96))),
     (Call(500, d=97), dict(score_mode="scale only", head_dims=(128, 128))),
     (Call(500, d=129), dict(score_mode="scale only", head_dims=(192, 192))),
     (Call(500, d=193), dict(score_mode="scale only", head_dims=(256, 256))),
     (Call(500, d=257), dict(score_mode="scale only", head_dims=(512, 512))),
+    (Call(500, d=513, dv=64), dict(score_mode="generic", head_dims=(576, 576), tile=(32, 32))),
+    (Call(500, d=576, dv=512), dict(score_mode="generic", head_dims=(576, 576))),
     (Call(500, d=96, options={"softcap": 9.0}), dict(score_mode="generic", head_dims=(128, 128))),
     (Call(500, d=96, options={"dropout_p": 0.1}), dict(score_mode="dropout", head_dims=(128, 128))),
     # What changes a score.

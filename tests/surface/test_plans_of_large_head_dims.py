@@ -1,4 +1,4 @@
-"""Which backward kernels calls of head dims from 129 to 512 take on Hopper. Plans need no GPU (test_plans.py)."""
+"""Which backward kernels calls of head dims from 129 to 576 take on Hopper. Plans need no GPU (test_plans.py)."""
 
 import pytest
 
@@ -77,10 +77,12 @@ def test_calls_that_only_scale(call, expected):
 
 # Above head dim 256, where scores are only scaled.
 WIDE = [
-    (hopper(d=512), dict(kernel=TWO_PASS, score_mode="scale only", head_dims=(512, 512), launches=1)),
-    (hopper(d=264, dtype=F16), dict(kernel=TWO_PASS, head_dims=(512, 512))),
-    (hopper(d=320, dv=64), dict(kernel=TWO_PASS, head_dims=(512, 512))),
-    (hopper(d=64, dv=384), dict(kernel=TWO_PASS, head_dims=(512, 512))),
+    (hopper(d=512), dict(kernel=TWO_PASS, score_mode="scale only", head_dims=(576, 512), launches=1)),
+    (hopper(d=264, dtype=F16), dict(kernel=TWO_PASS, head_dims=(576, 512))),
+    (hopper(d=320, dv=64), dict(kernel=TWO_PASS, head_dims=(576, 512))),
+    (hopper(d=64, dv=384), dict(kernel=TWO_PASS, head_dims=(576, 512))),
+    (hopper(d=576, dv=512, key_heads=1), dict(kernel=TWO_PASS, head_dims=(576, 512))),
+    (hopper(d=520, dv=64, dtype=F16), dict(kernel=TWO_PASS, head_dims=(576, 512))),
     (hopper(d=512, options={"causal": "bottom_right"}), dict(kernel=TWO_PASS)),
     (hopper(d=512, options={"window": (100, 0)}, key_heads=1), dict(kernel=TWO_PASS)),
     (hopper(d=512, wanted=("q", "k")), dict(kernel=TWO_PASS)),
@@ -140,6 +142,8 @@ PORTABLE = {
     "few queries of a softcap": {"sq": 200, "sk": 2048, "options": {"softcap": 9.0}},
     "head dims that are no multiples of 8": {"d": 132},
     "a mask above head dim 256": {"d": 512, "mask": MASK},
+    "a softcap of MLA": {"d": 576, "dv": 512, "options": {"softcap": 9.0}},
+    "few queries of MLA": {"d": 576, "dv": 512, "sq": 200, "sk": 2048},
     "a bias above head dim 256": {"d": 512, "bias": MASK},
     "a softcap above head dim 256": {"d": 512, "options": {"softcap": 9.0}},
     "dropout above head dim 256": {"d": 512, "options": {"dropout_p": 0.1}},
@@ -180,6 +184,14 @@ def test_partial_sums_of_wide_heads():
     """A key head of 16384 tokens in chunks hands on dK and dV, of 86 key tiles of 192 keys and 2 column parts each."""
     workspace = hopper(16384, d=512, batch=1, key_heads=1).plans()[1].workspace
     assert workspace["partial dK and dV"] == 86 * 192 * 2 * 512 * 4
+
+
+@pytest.mark.parametrize(("d", "parts"), [(264, 2), (512, 2), (576, 3)])
+def test_partial_dq_has_whole_column_parts(d, parts):
+    narrow, wide = (hopper(65536, d=n, dv=264, batch=1, heads=1).plans()[1] for n in (200, d))
+    assert wide.key_chunks
+    sums = "dQ of earlier key chunks"
+    assert wide.workspace[sums] == parts * narrow.workspace[sums]
 
 
 # The last of 300 queries sees 200 keys, the first hundred none.

@@ -53,13 +53,14 @@ ROWS = [
     (llama(1, key_heads=32), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
     (llama(1, 512), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
     (llama(1, batch=64), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
-    # Head dims: 64, 128, 256 and 512, the larger one of q's and v's.
+    # Head dims: 64, 128, 256, 512 and 576, the larger one of q's and v's.
     (llama(1, d=1), dict(score_mode="scale only", head_dims=(64, 64))),
     (llama(1, d=65), dict(score_mode="scale only", head_dims=(128, 128))),
     (llama(1, d=64, dv=128), dict(score_mode="scale only", head_dims=(128, 128))),
     (llama(1, d=129), dict(score_mode="scale only", head_dims=(256, 256))),
     (llama(1, d=257), dict(score_mode="scale only", head_dims=(512, 512))),
     (llama(1, d=512), dict(score_mode="scale only", head_dims=(512, 512))),
+    (llama(1, d=576, dv=512, key_heads=1), dict(score_mode="scale only", head_dims=(576, 576), tile=(32, 32))),
     (llama(1, dtype=F32), dict(score_mode="scale only", head_dims=(128, 128))),
     (llama(1, d=129, dtype=F32), dict(score_mode="scale only", head_dims=(256, 256))),
     # What changes a score, beside visibility.
@@ -74,6 +75,7 @@ ROWS = [
     (llama(1, slopes=True, dtype=F32), dict(score_mode="generic", head_dims=(128, 128), tile=(16, 32))),
     # Rows of 1 KiB: one tile for all.
     (llama(1, d=512, slopes=True), dict(score_mode="generic", head_dims=(512, 512), tile=(32, 32))),
+    (llama(1, d=513, slopes=True), dict(score_mode="generic", head_dims=(576, 576), tile=(32, 32))),
     (llama(1, d=129, slopes=True, dtype=F32), dict(score_mode="generic", head_dims=(256, 256), tile=(32, 32))),
     (llama(1, bias=(1, 32, 1, LONG)), dict(score_mode="generic")),
     (llama(1, options={"softcap": 9.0}), dict(score_mode="generic")),

@@ -22,7 +22,8 @@ constexpr int head_dim_bucket(int element_bytes, int64_t head_dim) {
   if (head_dim <= 96 && !wide) return 96;
   if (head_dim <= 128) return 128;
   if (head_dim <= 192 && !wide) return 192;
-  return head_dim <= 256 ? 256 : 512;
+  if (head_dim <= 256) return 256;
+  return head_dim <= 512 ? 512 : 576;
 }
 
 // Callers may allow single TF32 GEMMs, but never require them. So only scale-only kernels of the head dims that are

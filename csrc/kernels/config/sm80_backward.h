@@ -16,6 +16,7 @@ struct DqConfig {
   TileShape tile;
   bool split_kv = false;             // may split the keys among CTAs: kernels that do not spill because of it
   bool materialises_scores = false;  // may materialise P and dS
+  bool one_key_tile = false;         // K and V share a tile, because shared memory has no room for two
 
   bool operator==(const DqConfig&) const = default;
 };
@@ -51,6 +52,8 @@ inline constexpr DqConfig kDqConfigs[] = {
      .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256}, .split_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
      .tile = {.queries = 32, .keys = 16, .warps = 2, .columns = 256}},
+    {.element_bytes = 2, .head_dim = 576, .score = ScoreMode::kGeneric,
+     .tile = {.queries = 32, .keys = 16, .warps = 2, .columns = 192}, .one_key_tile = true},
 
     {.element_bytes = 4, .head_dim = 64, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64},
      .split_kv = true},
@@ -65,6 +68,12 @@ inline constexpr DqConfig kDqConfigs[] = {
      .tile = {.queries = 32, .keys = 16, .warps = 2, .columns = 256}},
 };
 // clang-format on
+
+// The row whose tile a kernel has that sums recomputed dS. All head dims above 256 have one kernel, because each takes
+// long to compile.
+constexpr int dscore_sums_row(int element_bytes, int64_t head_dim) {
+  return find_row(kDqConfigs, element_bytes, head_dim <= 256 ? head_dim : 576, ScoreMode::kGeneric);
+}
 
 // The tile of a dK/dV CTA: `keys` rows of K and V stay, and tiles of `queries` rows of Q and dO stream past, in a
 // pipeline of `stages`. Each warp owns keys / warps rows.
@@ -84,6 +93,7 @@ struct DkdvConfig {
   ScoreMode score = ScoreMode::kScaleOnly;
   KeyStationaryTile tile;
   bool materialises_scores = false;  // may materialise dS
+  bool one_query_tile = false;       // Q and dO share a tile, because shared memory has no room for two
 
   bool operator==(const DkdvConfig&) const = default;
 };
@@ -110,6 +120,9 @@ inline constexpr DkdvConfig kDkdvConfigs[] = {
      .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 256, .both = false}},
     {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
      .tile = {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = 256, .both = false}},
+    {.element_bytes = 2, .head_dim = 576, .score = ScoreMode::kGeneric,
+     .tile = {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = 192, .both = false},
+     .one_query_tile = true},
 
     {.element_bytes = 4, .head_dim = 64,
      .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true},

@@ -65,6 +65,8 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256}},
     {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
      .tile = {.queries = 32, .keys = 32, .warps = 2, .columns = 256}},
+    {.element_bytes = 2, .head_dim = 576, .score = ScoreMode::kGeneric,
+     .tile = {.queries = 32, .keys = 32, .warps = 2, .columns = 256}},
 
     {.element_bytes = 4, .head_dim = 64, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64},
      .repairs_in_kernel = true},

@@ -11,7 +11,7 @@ namespace flash_attn_ext::sm90 {
 // Where the head dim of v is larger than this, several CTAs share a tile of queries, and each computes this many
 // columns of O.
 inline constexpr int kColumns = 256;
-inline constexpr int64_t kLargestHeadDimQk = 512;
+inline constexpr int64_t kLargestHeadDimQk = 576;
 inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
 
 // A CTA has 64 stationary queries per consumer warpgroup. Tiles of `block_n` keys stream through pipelines of K and V.

@@ -79,6 +79,9 @@ inline constexpr SplitConfig kSplitConfigs[] = {
     {.element_bytes = 2, .head_dim = 512,
      .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .ctas_per_sm = 2},
      .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 576,
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .ctas_per_sm = 2},
+     .appends_keys = true},
 
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
      .tile = {.rows = 16, .keys = 128, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .ctas_per_sm = 3}},
@@ -93,6 +96,8 @@ inline constexpr SplitConfig kSplitConfigs[] = {
     {.element_bytes = 2, .head_dim = 256, .score = ScoreMode::kGeneric,
      .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 256, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .ctas_per_sm = 2}},
+    {.element_bytes = 2, .head_dim = 576, .score = ScoreMode::kGeneric,
      .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .ctas_per_sm = 2}},
 
     {.element_bytes = 4, .head_dim = 64,

@@ -6,7 +6,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-inline constexpr int64_t kLargestTwoPassHeadDim = 512;
+inline constexpr HeadDims kLargestTwoPassHeadDims = {576, 512};
 
 // The two-pass backward is for larger head dims and, up to head dim 128, for what the key-stationary kernel lacks: a
 // bias with a mask or with its gradient, generic scores, and a mask or a bias with few queries. The dQ kernel
@@ -60,7 +60,7 @@ inline constexpr TwoPassConfig kTwoPassConfigs[] = {
     {.dims = {256, 256}, .k_stages = 2, .v_stages = 1},
     {.dims = {256, 256}, .score = ScoreMode::kMask, .k_stages = 2, .v_stages = 1},
     {.dims = {256, 256}, .score = ScoreMode::kGenericWithoutBiasMask, .k_stages = 2, .v_stages = 1},
-    {.dims = {512, 512}, .k_stages = 7, .v_stages = 0, .dq_from_tiles = true},
+    {.dims = kLargestTwoPassHeadDims, .k_stages = 7, .v_stages = 0, .dq_from_tiles = true},
 };
 
 // The tile of a CTA of the GEMM kernel: 64 keys per consumer warpgroup stay, and tiles of 64 queries stream past, in as

@@ -21,7 +21,7 @@ inline int64_t statistic_bytes(const attention::AttentionParams& p) {
   return rows * p.num_heads_q * (p.element == attention::ElementType::kFloat64 ? 8 : 4);
 }
 
-inline int64_t max_head_dim_sm80(attention::ElementType element) { return attention::is_16_bit(element) ? 512 : 256; }
+inline int64_t max_head_dim_sm80(attention::ElementType element) { return attention::is_16_bit(element) ? 576 : 256; }
 
 // Forward mode has a kernel for some calls. The others are PyTorch operations, tile by tile.
 struct TangentPlan {

@@ -89,6 +89,7 @@ cudaError_t with_head_dim(int head_dim, Function&& function) {
   if constexpr (sizeof(Element) == 2) {
     if (head_dim == 192) return function(Int<192>{});
     if (head_dim == 512) return function(Int<512>{});
+    if (head_dim == 576) return function(Int<576>{});
   }
 #endif
   return cudaErrorInvalidValue;

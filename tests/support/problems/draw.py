@@ -13,7 +13,7 @@ from support.packed import PackedCase
 LENGTHS = (1, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 300)
 HEAD_DIMS = (1, 3, 8, 16, 31, 32, 33, 40, 63, 64, 65, 72, 96, 127, 128, 129, 192, 255, 256)
 # Only the 16-bit types have these on every backend. They are few, because they take long where there is no GPU.
-WIDE_HEAD_DIMS = (257, 320, 400, 511, 512)
+WIDE_HEAD_DIMS = (257, 320, 400, 511, 512, 520, 576)
 WIDE = 0.15  # how many of the problems in 16-bit types have such a head dim
 PACKED_LENGTHS = (0, 0, 1, 3, 17, 32, 33, 64, 65, 100, 128, 129, 257)
 

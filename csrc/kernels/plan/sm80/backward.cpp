@@ -38,6 +38,11 @@ const sm80::DqConfig& dq_config(const BackwardParams& p, ScoreMode score) {
   return sm80::kDqConfigs[sm80::find_row(sm80::kDqConfigs, element_bytes(p), largest_head_dim(p), score)];
 }
 
+// Of kernels that sum recomputed dS.
+const sm80::DqConfig& dscore_config(const BackwardParams& p) {
+  return sm80::kDqConfigs[sm80::dscore_sums_row(element_bytes(p), largest_head_dim(p))];
+}
+
 // Whether query tiles leave SMs without a CTA of dQ, and there are keys to split. As in the forward pass, keys are not
 // split for more queries, so that a result does not depend on the rest of the batch there.
 bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
@@ -176,7 +181,7 @@ int64_t count_dq_splits(const BackwardPlan& plan, const BackwardParams& p, const
 }
 
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
-  plan.dscore_head_dim = dq_config(p, ScoreMode::kGeneric).head_dim;
+  plan.dscore_head_dim = dscore_config(p).head_dim;
   if (takes_fused_kernel(p)) {
     plan.kernels = BackwardKernels::kFused;
     plan.dq_score = plan.dkdv_score = ScoreMode::kScaleOnly;
@@ -215,8 +220,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p, const Limits& l
   plan.workspace.materialised_scores = append(total, plan.materialised.bytes_of_matrices * (stores_p ? 2 : 1));
   if (p.score_mod.hides_keys()) plan.workspace.mask_tiles = append(total, mask_tiles_bytes(p));
   if (p.dalibi_slopes) {
-    plan.alibi_partials_per_head =
-        attention::ceil_div(p.sequences.max_seqlen_q, dq_config(p, ScoreMode::kGeneric).tile.queries);
+    plan.alibi_partials_per_head = attention::ceil_div(p.sequences.max_seqlen_q, dscore_config(p).tile.queries);
     plan.workspace.alibi_partials =
         append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
   }
@@ -262,7 +266,7 @@ BackwardPlan plan_rows(const BackwardParams& p) {
 }  // namespace
 
 void plan_relative_dbias(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
-  const sm80::DqConfig& config = dq_config(p, ScoreMode::kGeneric);
+  const sm80::DqConfig& config = dscore_config(p);
   plan.dbias = BiasGradientSource::kRelative;
   plan.dscore_head_dim = config.head_dim;
   plan.writes_dbias_once = has_scores(p);

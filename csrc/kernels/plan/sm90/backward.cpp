@@ -175,7 +175,8 @@ bool few_queries_take_portable_kernels(const BackwardParams& p) {
 // short.
 bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (is_empty(p) || takes_bias_stationary(p)) return true;
-  if (largest_head_dim(p) > sm90::kLargestTwoPassHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
+  if (!sm90::kLargestTwoPassHeadDims.fit(p.head_dim_qk, p.head_dim_v)) return true;
+  if (p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   if (has_precise_dbias(p)) return true;
   // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
   const bool is_relative = p.score_mod.bias.is_relative();

@@ -279,8 +279,12 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   }
   parts.work_counter = append(parts.bytes, plan.materialised.launches * counters * int64_t{sizeof(uint32_t)});
   if (!plan.materialised.chunks.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
-  parts.query_sums = append(parts.bytes, plan.materialised.rows_with_key_chunks * MaterialisedTiles::kRows * dims.qk *
-                                             int64_t{sizeof(float)});
+  // Partial dQ, whole column parts of it where it is a GEMM of its own.
+  const int64_t dq_columns = sm90::kTwoPassConfigs[row].dq_from_tiles
+                                 ? sm90::num_column_parts(p.head_dim_qk) * int64_t{sm90::kColumnsOfPart}
+                                 : dims.qk;
+  parts.query_sums = append(parts.bytes, plan.materialised.rows_with_key_chunks * MaterialisedTiles::kRows *
+                                             dq_columns * int64_t{sizeof(float)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
   return plan;

@@ -5,8 +5,9 @@
 // P^T dO and dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps. The
 // mainloop iterates over the query heads of the KV group and their query tiles in one fixed order, and no other CTA
 // writes the same rows. Shared memory: K, V, one or two stages of Q and dO, and in generic kernels each warp's bias and
-// mask. With two stages, the load of the next query tile overlaps the current iteration. In the two-pass backward, this
-// kernel materialises dS in p.materialised for the dQ GEMM.
+// mask. Where Q and dO share a tile, the operand of the last GEMM is loaded second. With two stages, the load of the
+// next query tile overlaps the current iteration. In the two-pass backward, this kernel materialises dS in
+// p.materialised for the dQ GEMM.
 #pragma once
 
 #include <type_traits>
@@ -35,6 +36,8 @@ struct BackwardDkdvKernel {
   // Whether one launch computes both gradients. Otherwise each launch computes the one that has data, since both do not
   // fit registers.
   static constexpr bool kBoth = kTile.both;
+  static constexpr bool kOneQueryTile = Traits::kConfig.one_query_tile;
+  static_assert(!kOneQueryTile || (Traits::kGeneric && !kBoth && kTile.stages == 1));
   static constexpr bool kMayMaterialiseScores = kBoth && Traits::kConfig.materialises_scores;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
@@ -46,9 +49,11 @@ struct BackwardDkdvKernel {
   static constexpr int kStatistics = Traits::kGeneric ? 3 : 2;  // a query's LSE, delta, and the residual of the LSE
 
   struct Stage {
-    QueryTile q;
-    QueryTile dout;
+    QueryTile tiles[kOneQueryTile ? 1 : 2];
     float statistics[kStatistics][kTile.queries];
+
+    __device__ __forceinline__ QueryTile& q() { return tiles[0]; }
+    __device__ __forceinline__ QueryTile& dout() { return tiles[kOneQueryTile ? 0 : 1]; }
   };
   struct Shared {
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
@@ -130,22 +135,32 @@ struct BackwardDkdvKernel {
 
     __device__ __forceinline__ void load(Stage& stage, int tile) const {
       if constexpr (Traits::kGeneric) {  // they have no registers to cache addresses
-        q.template copy<false>(stage.q, tile, whole);
-        dout.template copy<false>(stage.dout, tile, whole);
+        if (!kOneQueryTile || !kernel.wants_dk()) q.template copy<false>(stage.q(), tile, whole);
+        if (!kOneQueryTile || kernel.wants_dk()) dout.template copy<false>(stage.dout(), tile, whole);
         copy_statistics(stage, tile * kTile.queries);
       } else {
         if (tile < whole) {
-          q.copy_whole(stage.q, tile);
-          dout.copy_whole(stage.dout, tile);
+          q.copy_whole(stage.q(), tile);
+          dout.copy_whole(stage.dout(), tile);
         } else {
-          q.copy_some(stage.q, tile);
-          dout.copy_some(stage.dout, tile);
+          q.copy_some(stage.q(), tile);
+          dout.copy_some(stage.dout(), tile);
         }
         static_assert(2 * kTile.queries <= kThreads);
         if (threadIdx.x < 2 * kTile.queries) {
           ptx::copy_async_4(ptx::shared_address(&stage.statistics[0][0] + threadIdx.x),
                             statistic + tile * kTile.queries, tile * kTile.queries + own_query() < count);
         }
+      }
+      ptx::commit_copies();
+    }
+
+    // Loads the operand of the last GEMM where Q and dO share a tile.
+    __device__ __forceinline__ void load_second(Stage& stage, int tile) const {
+      if (kernel.wants_dk()) {
+        q.template copy<false>(stage.q(), tile, whole);
+      } else {
+        dout.template copy<false>(stage.dout(), tile, whole);
       }
       ptx::commit_copies();
     }
@@ -216,8 +231,12 @@ struct BackwardDkdvKernel {
       Scores gradients;
       scores.clear();
       gradients.clear();
-      tile::multiply_head_dims(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
-      if (wants_dk()) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
+      if constexpr (kOneQueryTile) {
+        multiply_in_one_tile(scores, gradients, queries, stage, at.tile);
+      } else {
+        tile::multiply_head_dims(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q());
+        if (wants_dk()) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout());
+      }
       const auto statistics = [&](int, int column) {
         const float residual = Traits::kGeneric ? stage.statistics[kStatistics - 1][column] : 0.0f;
         return query_statistics<Traits::kGeneric>(stage.statistics[0][column], stage.statistics[1][column], residual);
@@ -244,11 +263,11 @@ struct BackwardDkdvKernel {
         if (Traits::kGeneric) score_rows.write_zeros(p, at.tile + 1, next.tile);
       }
       if constexpr (kBoth) {
-        tile::multiply_registers(dv, scores, stage.dout, first_column);
-        tile::multiply_registers(dk, gradients, stage.q, first_column);
+        tile::multiply_registers(dv, scores, stage.dout(), first_column);
+        tile::multiply_registers(dk, gradients, stage.q(), first_column);
       } else {
         if (wants_dk()) scores = gradients;
-        tile::multiply_registers(dk, scores, wants_dk() ? stage.q : stage.dout, first_column);
+        tile::multiply_registers(dk, scores, wants_dk() ? stage.q() : stage.dout(), first_column);
       }
       at = next;
       if (kTile.stages == 1 && at.tile != end_tile) {
@@ -256,6 +275,22 @@ struct BackwardDkdvKernel {
         queries.load(stage, at.tile);
       }
     }
+  }
+
+  // S, and dP for dK, where Q and dO share a tile. The operand that is there afterwards is that of the last GEMM.
+  __device__ __forceinline__ void multiply_in_one_tile(Scores& scores, Scores& gradients, const Queries& queries,
+                                                    Stage& stage, int tile) {
+    const int first_row = tile::warp() * kRowsPerWarp;
+    if (wants_dk()) {
+      tile::multiply_head_dims(gradients, shared.v, first_row, stage.dout());
+    } else {
+      tile::multiply_head_dims(scores, shared.k, first_row, stage.q());
+    }
+    __syncthreads();  // no warp reads the first operand any more
+    queries.load_second(stage, tile);
+    ptx::wait_copies<0>();
+    __syncthreads();  // the second one has arrived
+    if (wants_dk()) tile::multiply_head_dims(scores, shared.k, first_row, stage.q());
   }
 
   // staging: a tile of which each warp has read its own rows only.

@@ -6,7 +6,8 @@
 // mask. The load of K overlaps dP = dO V^T. The load of the next V overlaps S = Q K^T, dS and dQ. Bias and mask are
 // loaded during dQ and the next dP. Two or more CTAs per SM hide each other's latency. In the two-pass backward, this
 // kernel materialises P and dS in p.materialised for the dK and dV GEMMs. Split-KV, for few queries that see many keys:
-// blockIdx.y is the split of the tile's keys whose partial dQ the CTA writes (p.dq_partials).
+// blockIdx.y is the split of the tile's keys whose partial dQ the CTA writes (p.dq_partials). Where K and V share a
+// tile, each is loaded when the other one is not read any more.
 #pragma once
 
 #include <type_traits>
@@ -35,6 +36,7 @@ struct BackwardDqKernel {
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr bool kMayMaterialiseScores = Traits::kConfig.materialises_scores;
   static constexpr bool kMaySplitKv = Traits::kConfig.split_kv;
+  static constexpr bool kOneKeyTile = Traits::kConfig.one_key_tile;
   // The type in which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
   using Position = std::conditional_t<kMaySplitKv, uint32_t, int64_t>;
   // Whether masked tiles have a loop body of their own. Kernels of larger head dims, which materialise scores, have a
@@ -47,12 +49,16 @@ struct BackwardDqKernel {
       std::conditional_t<Traits::kHasBiasMask,
                          StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
 
+  using KeyTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
+
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
-    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
-    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    KeyTile key_tiles[kOneKeyTile ? 1 : 2];
     BiasMask bias_mask[Traits::kHasBiasMask ? kTile.warps : 1];
+
+    __device__ __forceinline__ KeyTile& k() { return key_tiles[0]; }
+    __device__ __forceinline__ KeyTile& v() { return key_tiles[kOneKeyTile ? 0 : 1]; }
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
@@ -169,7 +175,7 @@ struct BackwardDqKernel {
   }
 
   __device__ __forceinline__ void load_v(const Keys& keys, const MainloopTile& at) {
-    if (at.tile != keys.end_tile) load_keys(shared.v, keys.v, at.tile);
+    if (at.tile != keys.end_tile) load_keys(shared.v(), keys.v, at.tile);
   }
 
   // Committed last, so that wait_copies can wait for V only.
@@ -193,18 +199,22 @@ struct BackwardDqKernel {
   __device__ __forceinline__ void attend(const Keys& keys, const MainloopTile& at, const MainloopTile& next,
                                          Partial partial) {
     const auto where = where_of(at.tile);
-    ptx::wait_copies<Traits::kHasBiasMask ? 1 : 0>();
+    ptx::wait_copies<Traits::kHasBiasMask && !kOneKeyTile ? 1 : 0>();
     __syncthreads();  // V, and at first Q and dO, have arrived, and no warp reads K any more
-    load_keys(shared.k, keys.k, at.tile);
+    if constexpr (!kOneKeyTile) load_keys(shared.k(), keys.k, at.tile);
     Scores scores;
     Scores gradients;
     scores.clear();
     gradients.clear();
-    tile::multiply_head_dims(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
+    tile::multiply_head_dims(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v());
+    if constexpr (kOneKeyTile) {
+      __syncthreads();  // no warp reads V any more
+      load_keys(shared.k(), keys.k, at.tile);
+    }
     ptx::wait_copies<0>();
     __syncthreads();  // K, bias and mask have arrived, and no warp reads V any more
-    load_v(keys, next);
-    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+    if constexpr (!kOneKeyTile) load_v(keys, next);
+    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k());
     const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
     const auto differentiate_tile = [&](auto is_partial) {
       if constexpr (Traits::kHasBiasMask) {
@@ -227,7 +237,11 @@ struct BackwardDqKernel {
       score_rows.write(p, p.materialised.p, at.tile * kTile.keys, scores);
       score_rows.write(p, p.materialised.ds, at.tile * kTile.keys, gradients);
     }
-    tile::multiply_registers(dq, gradients, shared.k, first_column);
+    tile::multiply_registers(dq, gradients, shared.k(), first_column);
+    if constexpr (kOneKeyTile) {
+      __syncthreads();  // no warp reads K any more
+      load_v(keys, next);
+    }
   }
 
   __device__ __forceinline__ void store() {

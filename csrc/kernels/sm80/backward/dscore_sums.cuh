@@ -5,7 +5,8 @@
 // head) or one tile of queries or keys. Along any other dimension it loops over all of them in order. So CTAs never
 // share an element of the result, every sum has one order, and each element is written once. A CTA's partial sums stay
 // in registers, one per element of a tile, until the loops end.
-// Shared memory: Q, dO, K and V of one tile of scores, and at the end the sums.
+// Shared memory: Q, dO, K and V of one tile of scores, and at the end the sums. Where it has no room for all, Q and dO
+// share a tile, and so do K and V.
 #pragma once
 
 #include "attention/division.h"
@@ -57,8 +58,9 @@ struct DscoreRanges {
 
 template <class Element, int kHeadDim>
 struct DscoreSumsKernel {
-  static constexpr TileShape kTile =
-      kDqConfigs[find_row(kDqConfigs, sizeof(Element), kHeadDim, ScoreMode::kGeneric)].tile;
+  static constexpr DqConfig kConfig = kDqConfigs[dscore_sums_row(sizeof(Element), kHeadDim)];
+  static constexpr TileShape kTile = kConfig.tile;
+  static constexpr bool kSharesTiles = kConfig.one_key_tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
@@ -67,12 +69,18 @@ struct DscoreSumsKernel {
 
   using BiasMask = StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>;
 
+  using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
+  using KeyTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
+
   struct Operands {
-    tile::SharedTile<Element, kTile.queries, kHeadDim> q;
-    tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
-    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
-    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    QueryTile query_tiles[kSharesTiles ? 1 : 2];
+    KeyTile key_tiles[kSharesTiles ? 1 : 2];
     BiasMask bias_mask[kTile.warps];
+
+    __device__ __forceinline__ QueryTile& q() { return query_tiles[0]; }
+    __device__ __forceinline__ QueryTile& dout() { return query_tiles[kSharesTiles ? 0 : 1]; }
+    __device__ __forceinline__ KeyTile& k() { return key_tiles[0]; }
+    __device__ __forceinline__ KeyTile& v() { return key_tiles[kSharesTiles ? 0 : 1]; }
   };
   union Shared {
     Operands operands;
@@ -121,8 +129,9 @@ struct DscoreSumsKernel {
         if (attended == MaskCoverage::kNone) continue;
         const Where where = {p, item, query + tile::warp() * kRowsPerWarp, key};
         const bool masked = attended == MaskCoverage::kMixed;
-        load(where, masked, queries, keys);
-        add(compute(where, masked), where);
+        const TileOfScores rows = {queries, keys};
+        load(where, masked, rows);
+        add(compute(where, masked, rows), where);
       }
     }
   }
@@ -134,35 +143,56 @@ struct DscoreSumsKernel {
                                     static_cast<int>(rows.end - rows.begin));
   }
 
-  __device__ __forceinline__ void load(const Where& where, bool masked, const attention::Interval& queries,
-                                       const attention::Interval& keys) {
+  // The queries and keys of a tile.
+  struct TileOfScores {
+    attention::Interval queries;
+    attention::Interval keys;
+  };
+
+  // Issues the copies of Q and K, of dO and V, or of all.
+  template <bool kQAndK, bool kDoutAndV>
+  __device__ __forceinline__ void copy_operands(const WorkItem& item, const TileOfScores& rows) {
     Operands& target = shared.operands;
-    const WorkItem& item = where.item;
     const int64_t batch = item.sequence.batch;
-    const int64_t query_row = item.sequence.query_begin + queries.begin;
-    const int64_t key_row = item.sequence.key_begin + keys.begin;
-    __syncthreads();  // no warp reads the preceding tile any more
-    stage(target.bias_mask[tile::warp()], where, masked);
-    load_rows(target.q, p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query_row), queries);
-    load_rows(target.dout, p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query_row), queries);
-    load_rows(target.k, p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key_row), keys);
-    load_rows(target.v, p.v, p.head_dim_v, p.v.row<const Element>(batch, item.key_head, key_row), keys);
+    const int64_t query = item.sequence.query_begin + rows.queries.begin;
+    const int64_t key = item.sequence.key_begin + rows.keys.begin;
+    if (kQAndK)
+      load_rows(target.q(), p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query), rows.queries);
+    if (kDoutAndV)
+      load_rows(target.dout(), p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query), rows.queries);
+    if (kQAndK) load_rows(target.k(), p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key), rows.keys);
+    if (kDoutAndV)
+      load_rows(target.v(), p.v, p.head_dim_v, p.v.row<const Element>(batch, item.key_head, key), rows.keys);
+  }
+  __device__ __forceinline__ static void await_operands() {
     ptx::commit_copies();
     ptx::wait_copies<0>();
     __syncthreads();
   }
 
+  __device__ __forceinline__ void load(const Where& where, bool masked, const TileOfScores& rows) {
+    __syncthreads();  // no warp reads the preceding tile any more
+    stage(shared.operands.bias_mask[tile::warp()], where, masked);
+    copy_operands<true, !kSharesTiles>(where.item, rows);
+    await_operands();
+  }
+
   // Computes dS, or P dP where the sum is delta.
-  __device__ __forceinline__ Scores compute(const Where& where, bool masked) const {
-    const Operands& operands = shared.operands;
+  __device__ __forceinline__ Scores compute(const Where& where, bool masked, const TileOfScores& rows) {
+    Operands& operands = shared.operands;
     Scores scores;
     Scores gradients;
     scores.clear();
     gradients.clear();
-    tile::multiply_head_dims(scores, operands.q, tile::warp() * kRowsPerWarp, operands.k);
+    tile::multiply_head_dims(scores, operands.q(), tile::warp() * kRowsPerWarp, operands.k());
+    if constexpr (kSharesTiles) {
+      __syncthreads();  // no warp reads Q and K any more
+      copy_operands<false, true>(where.item, rows);
+      await_operands();
+    }
     // Sums of dS over keys cancel against delta, in which no tensor core has truncated sums.
-    tile::multiply_rows<decltype(operands.dout), tile::Sums::kRounded>(gradients, operands.dout,
-                                                                       tile::warp() * kRowsPerWarp, operands.v);
+    tile::multiply_rows<QueryTile, tile::Sums::kRounded>(gradients, operands.dout(), tile::warp() * kRowsPerWarp,
+                                                         operands.v());
     QueryStatistics statistics[Scores::kThreadRows];
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
@@ -265,8 +295,7 @@ __global__ void __launch_bounds__(Kernel::kThreads) dscore_sums_kernel(const __g
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& p, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream) {
   return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    constexpr int kRow = find_row(kDqConfigs, sizeof(Element), head_dim(), ScoreMode::kGeneric);
-    if constexpr (kDqConfigs[kRow].head_dim == head_dim()) {
+    if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), head_dim())].head_dim == head_dim()) {
       using Kernel = DscoreSumsKernel<Element, head_dim()>;
       const DscoreParams params = Kernel::make_params(p, sum);
       return launch<Kernel>(dscore_sums_kernel<Kernel>, params, params.num_blocks(), stream);

@@ -64,8 +64,9 @@ struct RelativeDbiasKernel : DscoreSumsKernel<Element, kHeadDim> {
     if (attended == MaskCoverage::kNone) return;
     const Where where = {p, item, query + tile::warp() * kRowsPerWarp, key};
     const bool masked = attended == MaskCoverage::kMixed;
-    this->load(where, masked, queries, keys);
-    this->add(this->compute(where, masked), where);
+    const typename Base::TileOfScores rows = {queries, keys};
+    this->load(where, masked, rows);
+    this->add(this->compute(where, masked, rows), where);
   }
 
   // Elements of queries that do not exist are 0, and so are those of keys that do not, since no query sees them.
@@ -105,8 +106,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
 template <class Element>
 cudaError_t relative_dbias(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    constexpr int kRow = find_row(kDqConfigs, sizeof(Element), head_dim(), ScoreMode::kGeneric);
-    if constexpr (kDqConfigs[kRow].head_dim == head_dim()) {
+    if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), head_dim())].head_dim == head_dim()) {
       using Kernel = RelativeDbiasKernel<Element, head_dim()>;
       const RelativeDbiasParams params = {Kernel::make_params(p, DscoreSum::kBias),
                                           BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_partials};

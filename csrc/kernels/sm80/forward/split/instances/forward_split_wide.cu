@@ -10,5 +10,9 @@ template cudaError_t forward_split<__nv_bfloat16, 512>(const attention::Appendin
                                                        void*, cudaStream_t);
 template cudaError_t forward_split<__half, 512>(const attention::AppendingForwardParams&, const ForwardPlan&, void*,
                                                 cudaStream_t);
+template cudaError_t forward_split<__nv_bfloat16, 576>(const attention::AppendingForwardParams&, const ForwardPlan&,
+                                                       void*, cudaStream_t);
+template cudaError_t forward_split<__half, 576>(const attention::AppendingForwardParams&, const ForwardPlan&, void*,
+                                                cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80
