@@ -9,7 +9,14 @@ from readme_figures import rows, times_as_fast
 from flash_attn_ext.cli.bench import plot
 from flash_attn_ext.cli.bench.rows import geometric_mean
 
-SHORT = {"flash": "FA2", "fa3": "FA3", "fa4": "FA4", "fa4 deterministic": "FA4 deterministic", "flex": "FlexAttention"}
+SHORT = {
+    "flash": "FA2",
+    "fa3": "FA3",
+    "fa4": "FA4",
+    "fa4 deterministic": "FA4 deterministic",
+    "flex": "FlexAttention",
+    "cudnn flex": "cuDNN's FlexAttention",
+}
 PASSES = ("forward", "backward")
 
 

@@ -1,11 +1,14 @@
-"""The suite of structured masks: both forms of a mask say the same, rates count visible pairs, and rows say so."""
+"""The suite of structured masks: all forms of a mask say the same, rates count visible pairs, and rows say so."""
 
 import dataclasses
+import sys
+import types
 
 import pytest
 import torch
 
-from flash_attn_ext.cli.bench import contestants, flex, rows, structures, suites, table, timing
+from flash_attn_ext import masks
+from flash_attn_ext.cli.bench import contestants, cudnn_flex, flex, peers, rows, structures, suites, table, timing
 from flash_attn_ext.cli.bench.workload import OWN_CAUSAL, OWN_VARLEN, Workload, make_inputs
 
 LOADS = suites.SUITES["cuda"]["masks"]
@@ -52,22 +55,70 @@ def test_masks_of_the_suite_have_their_structure(load):
     assert (share > 0.5) == (load.structure in ("images", "prefix", "causal"))
 
 
+@pytest.fixture
+def cudnn_package(monkeypatch):
+    """cuDNN's package as its documentation has it: tensors (B, S, H, D), and bounds (heads, bounds, B · S)."""
+
+    def create_mask_plan(bounds, q, k, v):
+        assert bounds.dtype == torch.int32 and bounds.is_contiguous() and bounds.shape[1] % 2 == 1
+        assert bounds.shape[0] in (1, q.shape[2]) and bounds.shape[2] == q.shape[0] * q.shape[1]
+        assert bool((bounds.diff(dim=1) >= 0).all()) and int(bounds.min()) >= 0 and int(bounds.max()) <= k.shape[1]
+        return masks.from_cudnn(bounds, batch=q.shape[0]).dense(k.shape[1])
+
+    def flex_attn_func(q, k, v, *, mask_plan):
+        assert all(tensor.is_contiguous() for tensor in (q, k, v))
+        transposed = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(*transposed, attn_mask=mask_plan)
+        return out.transpose(1, 2)
+
+    package = types.SimpleNamespace(create_mask_plan=create_mask_plan, flex_attn_func=flex_attn_func)
+    monkeypatch.setitem(sys.modules, "cudnn.flex_attention", package)
+
+
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.case)
-def test_contestants_compute_the_same(load, small, monkeypatch):
+def test_contestants_compute_the_same(load, small, cudnn_package, monkeypatch):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
     monkeypatch.setattr(flex_attention(), "_validate_device", lambda query, key, value: None, raising=False)
-    load = dataclasses.replace(load, num_heads=2, seqlen=TOKENS, head_dim=16, dtype=torch.float32)
+    load = dataclasses.replace(load, batch=2, num_heads=2, seqlen=TOKENS, head_dim=16, dtype=torch.float32)
+    if load.own == OWN_VARLEN:  # which has one row of documents
+        load = dataclasses.replace(load, batch=1)
     inputs = contestants.prepare(load, "backward", "cpu")
     entrants = contestants.contestants(load, inputs, None)
     assert {"ours", *load.peers, load.own} == entrants.keys()
-    same = [entrant for entrant in entrants.values() if entrant.comparable]
-    assert len(same) == 2
+    ours, *others = (entrant for entrant in entrants.values() if entrant.comparable)
+    assert len(others) == max(1, len(load.peers))
     for pass_ in ("forward", "backward"):
-        ours, theirs = (entrant.make_call(pass_, inputs.dout)() for entrant in same)
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        expected = ours.make_call(pass_, inputs.dout)()
+        for other in others:
+            torch.testing.assert_close(other.make_call(pass_, inputs.dout)(), expected, atol=1e-4, rtol=1e-4)
     for entrant in entrants.values():
         entrant.make_call("backward", inputs.dout)()
+
+
+@pytest.mark.parametrize("name", structures.STRUCTURES)
+def test_cudnn_gets_as_few_bounds_as_can_be(name, small):
+    seen = structures.STRUCTURES[name].intervals(TOKENS, CPU)
+    bounds = cudnn_flex.cudnn_bounds(seen, 3)
+    assert torch.equal(masks.from_cudnn(bounds, batch=3).dense(TOKENS), seen.dense(TOKENS).expand(3, -1, -1, -1))
+    begins_with_the_first_key = bool(pairs_of(name, TOKENS)[:, 0].all())
+    most = int((pairs_of(name, TOKENS).int().diff(prepend=torch.zeros(TOKENS, 1), dim=1) == 1).sum(1).max())
+    assert bounds.shape == (1, 2 * most + (-1 if begins_with_the_first_key else 1), 3 * TOKENS)
+
+
+def test_cudnn_gets_the_bounds_of_each_head():
+    seen = masks.Intervals(torch.tensor([[[[4, 6, 0, 2], [3, 3, 1, 5]], [[2, 9, 0, 3], [7, 8, 7, 9]]]]).int())
+    bounds = cudnn_flex.cudnn_bounds(seen, 1)
+    assert torch.equal(masks.from_cudnn(bounds, batch=1).dense(9), seen.dense(9))
+
+
+def test_cudnn_is_said_to_be_missing(monkeypatch):
+    def import_module(name):
+        raise ImportError(f"no {name}")
+
+    monkeypatch.setattr(peers.importlib, "import_module", import_module)
+    lines = peers.absences(peers.missing_packages(LOADS, "cuda"))
+    assert "cuDNN's FlexAttention (cudnn flex) takes no part: ImportError: no cudnn.flex_attention" in lines
 
 
 def flex_attention():

@@ -14,6 +14,7 @@ from torch import Tensor
 from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.cli.bench import structures
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant, sequence_first
+from flash_attn_ext.cli.bench.cudnn_flex import CUDNN_FLEX, cudnn_flex_contestant
 from flash_attn_ext.cli.bench.flex import FLEX, flex_contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_contestant
 from flash_attn_ext.cli.bench.table_suites import table_of
@@ -57,6 +58,8 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
             found[name] = Contestant(_varlen_peer(workload, inputs), leaves, comparable=comparable)
         elif name == FLEX:
             found[name] = flex_contestant(workload, inputs)
+        elif name == CUDNN_FLEX:
+            found[name] = cudnn_flex_contestant(workload, inputs)
         elif name in PACKAGES:
             found[name] = package_contestant(name, workload, inputs)
         else:

@@ -23,7 +23,7 @@ def masks() -> Iterator[Workload]:
         ("global and window", "global and window", 32768),
         ("shared prefix", "shared prefix", 32768),
     ):
-        options: dict[str, Any] = dict(peers=("flex",), own=OWN_CAUSAL, against="best")
+        options: dict[str, Any] = dict(peers=("flex", "cudnn flex"), own=OWN_CAUSAL, against="best")
         yield Workload("masks", case, seqlen=seqlen, structure=structure, **options, **_SHAPE)
     for case, structure, seqlen, own in (
         ("documents, packed", "documents", 32768, OWN_VARLEN),

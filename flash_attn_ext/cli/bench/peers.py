@@ -12,6 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from flash_attn_ext.cli.bench.contestant import Contestant, sequence_first
+from flash_attn_ext.cli.bench.cudnn_flex import CUDNN_FLEX
+from flash_attn_ext.cli.bench.cudnn_flex import MODULE as CUDNN_FLEX_MODULE
 from flash_attn_ext.cli.bench.flex import FLEX, is_compiled_on_cpu
 from flash_attn_ext.cli.bench.workload import Inputs, Workload
 
@@ -28,8 +30,10 @@ PACKAGES = {
     "fa4": Package("FlashAttention-4", "flash_attn.cute"),
     "fa4 deterministic": Package("FlashAttention-4", "flash_attn.cute", deterministic=True),
 }
-MODULES = {FLEX: "triton"} | {name: package.module for name, package in PACKAGES.items()}  # triton is for GPUs alone
-TITLES = {FLEX: "FlexAttention"} | {name: package.title for name, package in PACKAGES.items()}
+MODULES = {FLEX: "triton", CUDNN_FLEX: CUDNN_FLEX_MODULE}  # triton is for GPUs alone
+MODULES |= {name: package.module for name, package in PACKAGES.items()}
+TITLES = {FLEX: "FlexAttention", CUDNN_FLEX: "cuDNN's FlexAttention"}
+TITLES |= {name: package.title for name, package in PACKAGES.items()}
 
 
 def missing_packages(workloads: Iterable[Workload], device: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ TITLES = {
     "cudnn": "cuDNN",
     "efficient": "memory-efficient",
     "flex": "FlexAttention, compiled",
+    "cudnn flex": "cuDNN's FlexAttention",
     "math": "unfused (MATH)",
     "torch sdpa": "PyTorch's default",
 }
@@ -32,6 +33,7 @@ COLORS = {
     "torch sdpa": "#D55E00",
     "varlen_attn": "#D55E00",
     "flex": "#F0E442",
+    "cudnn flex": "#009E73",
     "fa3": "#56B4E9",
     "fa4": "#CC79A7",
     "fa4 deterministic": "#D55E00",
@@ -45,6 +47,7 @@ MARKERS = {
     "torch sdpa": "v",
     "varlen_attn": "P",
     "flex": "h",
+    "cudnn flex": "p",
     "fa3": "<",
     "fa4": "*",
     "fa4 deterministic": ">",

@@ -52,7 +52,7 @@ def draw(number: int) -> Problem:
     if int(visible(case).sum(1).max()) < 2:
         case = dataclasses.replace(case, dropout_p=0.0)
     packed = _draw_packed(rng, case) if number % 5 == 4 else None
-    return Problem(number, case, packed, dtype, is_strided, _draw_wanted(rare, case), _draw_environment(rare))
+    return Problem(number, case, packed, dtype, is_strided, draw_wanted(rare, case), _draw_environment(rare))
 
 
 def maybe(rng: random.Random, value, probability: float = 0.35):
@@ -139,7 +139,7 @@ def _draw_padding(rng: random.Random, case: Case) -> dict:
     return dict(padding=True, mask=rng.choice((case.mask, "b11k", "b11k"))) if rng.random() < 0.4 else {}
 
 
-def _draw_wanted(rng: random.Random, case: Case) -> tuple[str, ...]:
+def draw_wanted(rng: random.Random, case: Case) -> tuple[str, ...]:
     """Which kernels run depends on it."""
     optional = dict(bias=case.bias, alibi_slopes=case.alibi, sink=case.sink)
     there = [name for name in DIFFERENTIABLE if optional.get(name, True)]
