@@ -115,6 +115,14 @@ FORWARD = [
     (Call(16, 300), HOPPER),
     (Call(4096, 96), HOPPER),
     (Call(193, d=65), HOPPER),
+    # At head dims from 65 to 256, nothing but a scale.
+    (Call(64, d=65), PORTABLE),
+    (Call(65, 64, d=65), HOPPER),
+    (Call(64, d=192, dv=128, key_heads=4, options=CAUSAL), PORTABLE),
+    (Call(64, d=256, options={"window": (9, 9)}), PORTABLE),
+    (Call(64, d=257), HOPPER),
+    (Call(64, d=128, options=DROPOUT), HOPPER),
+    (padded(64, d=128), HOPPER),
     # Kernels with masks, biases or dropout.
     (padded(64), PORTABLE),
     (padded(65), HOPPER),
