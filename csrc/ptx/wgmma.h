@@ -52,6 +52,7 @@ __device__ __forceinline__ void pin_registers(float (&d)[kTiles][4]) {
 #define FLASH_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FLASH_D16(d, i) FLASH_D4(d, i), FLASH_D4(d, i + 1), FLASH_D4(d, i + 2), FLASH_D4(d, i + 3)
 #define FLASH_ALL16(d) FLASH_D16(d, 0)
+#define FLASH_D24(d) FLASH_D16(d, 0), FLASH_D4(d, 4), FLASH_D4(d, 5)
 #define FLASH_D32(d) FLASH_D16(d, 0), FLASH_D16(d, 4)
 #define FLASH_D40(d) FLASH_D32(d), FLASH_D4(d, 8), FLASH_D4(d, 9)
 #define FLASH_D48(d) FLASH_D32(d), FLASH_D16(d, 8)
@@ -60,6 +61,7 @@ __device__ __forceinline__ void pin_registers(float (&d)[kTiles][4]) {
 #define FLASH_D96(d) FLASH_D64(d), FLASH_D16(d, 16), FLASH_D16(d, 20)
 #define FLASH_D128(d) FLASH_D96(d), FLASH_D16(d, 24), FLASH_D16(d, 28)
 #define FLASH_N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define FLASH_N24 FLASH_N16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define FLASH_N32 \
   FLASH_N16       \
   ", "            \
@@ -112,6 +114,7 @@ __device__ __forceinline__ void pin_registers(float (&d)[kTiles][4]) {
 
 // d = a . b^T: rows of 16 inner elements.
 FLASH_WGMMAS_SS(multiply_async, "0, 0", 32, FLASH_ALL16, FLASH_N16, "%16", "%17", "%18")
+FLASH_WGMMAS_SS(multiply_async, "0, 0", 48, FLASH_D24, FLASH_N24, "%24", "%25", "%26")
 FLASH_WGMMAS_SS(multiply_async, "0, 0", 64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")
 FLASH_WGMMAS_SS(multiply_async, "0, 0", 80, FLASH_D40, FLASH_N40, "%40", "%41", "%42")
 FLASH_WGMMAS_SS(multiply_async, "0, 0", 96, FLASH_D48, FLASH_N48, "%48", "%49", "%50")

@@ -191,6 +191,9 @@ FORWARD_SM90 = [
     (hopper(d=256, dv=512), dict(head_dims=(256, 256))),
     (hopper(d=257), dict(kernel=WARP_SPECIALISED, head_dims=(512, 256))),
     (hopper(d=512, dv=64), dict(kernel=WARP_SPECIALISED, head_dims=(512, 256))),
+    (hopper(d=576, dv=512), dict(kernel=WARP_SPECIALISED, head_dims=(576, 256), tile=(128, 48))),
+    (hopper(d=513, dv=8), dict(kernel=WARP_SPECIALISED, head_dims=(576, 256))),
+    (hopper({"softcap": 9.0}, d=576, dv=512), dict(kernel="streaming", head_dims=(576, 576))),
     (hopper({"dropout_p": 0.1}, d=257), dict(kernel="streaming", head_dims=(512, 512))),
     # So are short sequences of small head dims, in kernels of their own; the shortest ones are portable kernels'.
     (Call(224, options={"backend": "sm90"}), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),

@@ -134,6 +134,10 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     // Shared memory has no room for columns of ones beside Q. Other score modes take the portable kernels above head dim
     // 256.
     {.dims = {512, 256}, .warpgroups = 2, .block_n = 32, .early_lse = true, .early_q_release = true},
+    // Beside Q shared memory holds two stages of 16 keys, or one of 48, for which S reads Q a third as often. Both
+    // warpgroups wait for K of the next tile, so neither ping-pong nor S ahead would overlap anything.
+    {.dims = {576, 256}, .warpgroups = 2, .block_n = 48, .kv_stages = 1, .ping_pong = false, .intra_overlap = false,
+     .early_lse = true, .early_q_release = true},
 
     // Dropout is drawn for 32 keys at a time.
     {.dims = {64, 64}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,

@@ -59,6 +59,9 @@ def decode() -> Iterator[DecodeWorkload]:
     yield _workload(1, 32, seqlen=256, own=ONE_QUERY, **base)
     yield _workload(16, 8, "MHA", num_key_heads=32, **plain)
     yield _workload(16, 8, "MQA", num_key_heads=1, **plain)
+    absorbed: dict[str, Any] = dict(plain, num_key_heads=1, head_dim=576, head_dim_v=512, peers=("efficient",))
+    for heads in (16, 128):
+        yield _workload(4, 8, f"MLA {heads} heads", **(absorbed | dict(num_heads=heads)), in_goal=False)
     others: tuple[dict[str, Any], ...] = (dict(head_dim=64), dict(head_dim=256), dict(dtype=torch.float16))
     for other in others:
         yield _workload(16, 8, **(base | other))

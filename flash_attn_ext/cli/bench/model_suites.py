@@ -67,6 +67,8 @@ def _decoders() -> Iterator[Workload]:
     yield _row("GPT-2", (8, 12, 1024, 64), (*FUSED, "fa3", "fa4"), **CAUSAL)
     yield _row("GPT-2, dropout", (8, 12, 1024, 64), FUSED, dropout_p=0.1, **CAUSAL)
     yield _row("DeepSeek", (1, 16, 8192, 192), OF_LONG, head_dim_v=128, **CAUSAL)
+    absorbed: dict[str, Any] = dict(num_key_heads=1, head_dim_v=512)
+    yield _row("DeepSeek MLA absorbed", (1, 128, 4096, 576), ("efficient",), **absorbed, **CAUSAL)
     yield _row("Gemma 2", (1, 16, 4096, 256), ("flex", "fa3", "fa4"), num_key_heads=8, softcap=SOFTCAP, **CAUSAL)
     yield _row("Gemma 4", (1, 16, 4096, 512), ("efficient", "flex"), num_key_heads=4, **CAUSAL)
     yield _row("MPT", (4, 32, 2048, 128), ("flex", "efficient", "cudnn"), has_alibi=True, **CAUSAL)

@@ -15,6 +15,7 @@
 #include "kernels/sm90/forward/stages.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/kernel.cuh"
+#include "ptx/pin.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -223,7 +224,11 @@ struct ForwardConsumer {
     bool store_enabled = Traits::kConfig.early_lse && is_store_enabled<Traits, kRescale>(args.flags, work.tile);
     int ahead = 0;  // tiles of keys whose values are still to be drained: one or two
 #pragma unroll 1
-    for (; n >= own.end && n >= begin; n = next.tile, ++ahead) drain_keys(n, end);
+    for (; n >= own.end && n >= begin; n = next.tile, ++ahead) {
+      drain_keys(n, end);
+      if constexpr (Traits::kValuesFirst) stages.drain_values(1);
+    }
+    if constexpr (Traits::kValuesFirst) ahead = 0;
     if (n >= own.begin && n >= begin) {
       prologue<kRescale>(work, n, own);
       stages.drain_values(ahead);
@@ -413,7 +418,10 @@ struct ForwardConsumer {
   __device__ __forceinline__ void issue_qk_gemm() {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
-    tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(queries.state.stage * kWarpgroups + warpgroup),
+    int rows = queries.state.stage * kWarpgroups + warpgroup;
+    // With single stages no descriptor changes, and ptxas would keep so many in registers that it spills others.
+    if constexpr (Traits::kValuesFirst) rows = ptx::pin(rows);
+    tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(rows),
                      tile::SmemOperand<K>(shared.k[0]).after(stages.k.stage));
   }
   __device__ __forceinline__ void issue_pv_gemm() {

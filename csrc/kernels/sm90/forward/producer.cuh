@@ -39,7 +39,7 @@ struct ForwardProducer {
   }
 
  private:
-  // K runs one tile ahead of V, in the order in which the consumers issue their GEMMs.
+  // In the order in which the consumers issue their GEMMs: K runs one tile ahead of V, unless there is one stage.
   __device__ __forceinline__ void load(const Work& work) {
     if (work.begin == work.end) {
       let_fetch_work(work);
@@ -55,8 +55,9 @@ struct ForwardProducer {
     while (next.tile >= work.begin) {
       const MainloopTile after = {next.tile - 1, false};
       if (next.tile > work.begin && after.tile <= work.begin) let_fetch_work(work);
+      if constexpr (Traits::kValuesFirst) load_v(work, at.tile);
       load_k(work, next.tile);
-      load_v(work, at.tile);
+      if constexpr (!Traits::kValuesFirst) load_v(work, at.tile);
       at = next;
       next = after;
     }

@@ -66,6 +66,10 @@ struct ForwardTraits {
   static_assert(kQueries == tile::kWarpgroupRows * kConfig.warpgroups);
   static constexpr int kThreads = tile::kWarpgroupSize * (kConfig.warpgroups + 1);
 
+  // With one stage of K and V, a consumer needs V of a tile before K of the next one.
+  static constexpr bool kValuesFirst = kConfig.kv_stages == 1;
+  static_assert(!kValuesFirst || !(kConfig.intra_overlap || kConfig.has_bias_or_mask()));
+
   // The sums of rounded P come from additions in bfloat16 where one wgmma does not hold V and the columns of ones;
   // elsewhere from that wgmma, which is faster.
   static constexpr bool kAddsSums = kConfig.rounded_sums && kIsBfloat16 && kDims.v == 256;
