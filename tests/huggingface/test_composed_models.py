@@ -10,24 +10,6 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 COMPOSED = ["llama4", "gemma3 with images", "hrm_text"]
 
 
-@pytest.fixture
-def no_boolean_mask(monkeypatch):
-    """Fails where a layer with several queries gets a boolean mask of (queries, keys)."""
-    from flash_attn_ext.integrations.transformers import attention
-
-    calls, call = [], attention.attention
-
-    def checked(q, *tensors, **options):
-        mask = options["mask"]
-        assert q.shape[2] == 1 or mask is None or mask.shape[2] == 1
-        calls.append(options["intervals"] is not None)
-        return call(q, *tensors, **options)
-
-    monkeypatch.setattr(attention, "attention", checked)
-    yield
-    assert any(calls)
-
-
 def skip_unless_taken(name: str, cache: str | None) -> None:
     if cache in ("static", "StaticCache") and not MODELS[name].takes_static_cache:
         pytest.skip('"eager" itself fails in this release of transformers')
@@ -39,7 +21,7 @@ def texts(seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("side", [None, "left", "right"])
 @pytest.mark.parametrize("name", COMPOSED)
-def test_a_forward_pass_has_no_boolean_mask(name, side, device, no_boolean_mask):
+def test_a_forward_pass_has_no_boolean_mask(name, side, device, intervals_instead):
     MODELS[name].build("fused_ext", device=device)(**MODELS[name].make_inputs(side, device))
 
 
@@ -48,7 +30,7 @@ def test_a_forward_pass_has_no_boolean_mask(name, side, device, no_boolean_mask)
 @pytest.mark.parametrize("name", COMPOSED)
 def test_generation_has_no_boolean_mask(name, cache, side, device, request):
     skip_unless_taken(name, cache)
-    request.getfixturevalue("no_boolean_mask")
+    request.getfixturevalue("intervals_instead")
     model = MODELS[name].build("fused_ext", device=device)
     inputs = MODELS[name].make_inputs(side, device)
     model.generate(**inputs, max_new_tokens=3, do_sample=False, cache_implementation=cache, disable_compile=True)
@@ -89,7 +71,7 @@ def test_parts_beside_eager(name, cache, device):
 
 
 @pytest.mark.parametrize("name", ["llama4", "gemma3 with images"])
-def test_packed_rows(name, device, no_boolean_mask):
+def test_packed_rows(name, device, intervals_instead):
     """transformers tells the mask function about sequences where there is neither an attention_mask nor a cache."""
     positions = torch.stack([torch.cat([torch.arange(4), torch.arange(9)]), torch.arange(13)])
     inputs = dict(input_ids=texts()[:2], position_ids=positions, use_cache=False)

@@ -1,4 +1,6 @@
-"""Tiny models with our attention against transformers' "eager", under the error rule."""
+"""Tiny models with our attention against transformers' "eager", under the error rule, and without a boolean mask."""
+
+import dataclasses
 
 import pytest
 import torch
@@ -13,9 +15,18 @@ CASES = [
 
 @pytest.mark.parametrize("is_training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(("name", "side"), CASES, ids=str)
-def test_outputs_and_gradients(name, side, is_training, device):
+def test_outputs_and_gradients(name, side, is_training, device, no_boolean_mask):
     model = MODELS[name]
     check_model(model, lambda seed: model.make_inputs(side, seed=seed), is_training, device)
+
+
+def test_a_window_that_hides_nothing(device, no_boolean_mask):
+    """Nor one key less: T5Gemma's encoder has a window of 12 keys on both sides, besides the query's own."""
+    model, window = MODELS["t5gemma"], {"sliding_window": LENGTH - 1}
+    encoder, decoder = (model.options[part] | window for part in ("encoder", "decoder"))
+    model = dataclasses.replace(model, options=model.options | dict(encoder=encoder, decoder=decoder))
+    for side in (None, "left"):
+        check_model(model, lambda seed, side=side: model.make_inputs(side, seed=seed), False, device)
 
 
 @pytest.mark.parametrize("padding", [None, "none", "left", "right"])

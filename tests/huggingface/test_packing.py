@@ -15,11 +15,34 @@ def packed_rows(rows, seed: int) -> dict:
     return {"input_ids": ids, "position_ids": torch.stack(positions), "use_cache": False}
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2"])
+PACKED = [
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "deepseek_v3",
+    "phi3",
+    "gpt2",
+]  # "eager" mixes those of others
+
+
+@pytest.mark.parametrize("name", PACKED)
 def test_position_ids(name, device, monkeypatch):
     calls = count_calls(monkeypatch)
     check_model(MODELS[name], lambda seed: packed_rows(LENGTHS, seed), True, device)
     assert set(calls) == {"attention_varlen"}
+
+
+@pytest.mark.parametrize("name", ["llama4", "gemma3 with images", "gemma4 with images", "hrm_text", "paligemma"])
+def test_position_ids_and_composed_masks(name, device, intervals_instead):
+    """Chunks, images and prefixes of each sequence."""
+
+    def make_inputs(seed):
+        given = MODELS[name].make_inputs(seed=seed)
+        return {key: tensor[:2] for key, tensor in given.items()} | packed_rows(LENGTHS, seed)
+
+    check_model(MODELS[name], make_inputs, True, device)
 
 
 def flattened(seed: int) -> dict:

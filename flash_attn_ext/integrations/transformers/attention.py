@@ -177,10 +177,14 @@ def _check_num_keys(mask: Tensor, num_keys: int) -> None:
 
 
 def _check_window(visible: Visible, sliding_window: int | None) -> None:
-    """Checks the layer's window against the mask's. A window that hides nothing is in no mask."""
-    if sliding_window is None or visible.num_keys is None or visible.left == sliding_window - 1:
+    """Checks the layer's window against the mask's. A window that hides nothing is in no mask. Of windows on both sides,
+    some models count the query's own key and others do not."""
+    if sliding_window is None or visible.num_keys is None:
         return
-    if visible.left is not None or sliding_window < visible.num_keys:
+    widest = sliding_window - visible.is_causal
+    if visible.left in (sliding_window - 1, widest):
+        return
+    if visible.left is not None or widest < visible.num_keys - 1:
         shown = "no window" if visible.left is None else f"a window of {visible.left + 1} keys"
         raise ValueError(
             f"sliding_window is {sliding_window}, but attention_mask has {shown}: the layer got a mask that was made "

@@ -172,7 +172,8 @@ def _bidirectional(request: Request, left: int | None) -> Tensor | None:
         return _composed(request)
     ahead = request.q_offset - request.kv_offset  # of the first query's position before the first key's
     if left >= max(ahead + request.q_length, num_keys - ahead) - 1:
-        return _padding_row(request, num_keys)
+        # Without a mask the layer would go by its own window, which may be one key narrower.
+        return flags_form(KEYS, num_keys, kept_keys(request, num_keys), request.device)
     if request.q_length != num_keys or ahead != 0:
         return _composed(request)
     return flags_form(WINDOW, num_keys, kept_keys(request, num_keys), request.device, left)

@@ -46,7 +46,8 @@ SLIDING = dict(sliding_window=5, layer_types=["sliding_attention", "full_attenti
 @dataclass(frozen=True)
 class TinyModel:
     """A class of transformers, how its configuration is made, and which inputs it takes: "text", "blocks" (text with
-    tokens of images or of a prefix), "pair" (text in, text out), "audio", "image", or "image and text"."""
+    tokens of images or of a prefix), "images" (the same by another name), "pair" (text in, text out), "audio", "image",
+    or "image and text"."""
 
     model: str
     config: str
@@ -112,6 +113,11 @@ def _blocks(_, generator) -> dict[str, Tensor]:
     return _text(_, generator) | {"token_type_ids": types}
 
 
+def _images(options, generator) -> dict[str, Tensor]:
+    given = _blocks(options, generator)
+    return {"input_ids": given["input_ids"], "mm_token_type_ids": given["token_type_ids"]}
+
+
 def _pair(_, generator) -> dict[str, Tensor]:
     return _text(_, generator) | {"decoder_input_ids": torch.randint(3, VOCAB, (BATCH, 7), generator=generator)}
 
@@ -134,6 +140,7 @@ def _image_and_text(_, generator) -> dict[str, Tensor]:
 MAKE_INPUTS: dict[str, Callable] = {
     "text": _text,
     "blocks": _blocks,
+    "images": _images,
     "pair": _pair,
     "audio": _audio,
     "image": _image,
@@ -184,6 +191,37 @@ MODELS = {
         static_cache_since=(5, 20),
     ),
     "hrm_text": TinyModel("HrmTextForCausalLM", "HrmTextConfig", LLAMA, inputs="blocks", generates=True),
+    "paligemma": TinyModel(
+        "PaliGemmaForConditionalGeneration",
+        "PaliGemmaConfig",
+        dict(
+            text_config=LLAMA | dict(head_dim=8, model_type="gemma"),
+            vision_config=VISION | dict(projection_dim=32, model_type="siglip_vision_model"),
+            projection_dim=32,
+            image_token_index=VOCAB - 1,
+        ),
+        inputs="blocks",
+    ),
+    "gemma4 with images": TinyModel(
+        "Gemma4ForConditionalGeneration",
+        "Gemma4Config",
+        dict(
+            text_config=LLAMA
+            | dict(
+                head_dim=8,
+                global_head_dim=16,
+                num_global_key_value_heads=2,
+                hidden_size_per_layer_input=0,
+                vocab_size_per_layer_input=VOCAB,
+                num_kv_shared_layers=0,
+                use_bidirectional_attention="vision",
+                **SLIDING,
+            ),
+            vision_config=VISION | dict(num_hidden_layers=1, num_key_value_heads=4, head_dim=8),
+            audio_config=None,
+        ),
+        inputs="images",
+    ),
     "gpt_oss": _decoder("GptOss", head_dim=8, num_local_experts=2, num_experts_per_tok=1, **SLIDING),
     "deepseek_v3": _decoder(
         "DeepseekV3",
@@ -230,6 +268,19 @@ MODELS = {
         layer_types=["full_attention", "sliding_attention"],
         cls_token_id=1,
         sep_token_id=2,
+    ),
+    "t5gemma": TinyModel(
+        "T5GemmaForConditionalGeneration",
+        "T5GemmaConfig",
+        dict(
+            encoder=LLAMA | dict(head_dim=8, query_pre_attn_scalar=3, **SLIDING),
+            decoder=LLAMA | dict(head_dim=8, query_pre_attn_scalar=3, cross_attention_hidden_size=32, **SLIDING),
+            vocab_size=VOCAB,
+            dropout_rate=0.0,
+            classifier_dropout_rate=0.0,
+            decoder_start_token_id=1,
+        ),
+        inputs="pair",
     ),
     "t5": TinyModel(
         "T5ForConditionalGeneration",
