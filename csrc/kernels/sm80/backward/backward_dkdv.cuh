@@ -279,7 +279,7 @@ struct BackwardDkdvKernel {
 
   // S, and dP for dK, where Q and dO share a tile. The operand that is there afterwards is that of the last GEMM.
   __device__ __forceinline__ void multiply_in_one_tile(Scores& scores, Scores& gradients, const Queries& queries,
-                                                    Stage& stage, int tile) {
+                                                       Stage& stage, int tile) {
     const int first_row = tile::warp() * kRowsPerWarp;
     if (wants_dk()) {
       tile::multiply_head_dims(gradients, shared.v, first_row, stage.dout());
