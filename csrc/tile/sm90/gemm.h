@@ -153,13 +153,15 @@ __device__ __forceinline__ void issue_transposed_gemm(WarpgroupAccumulator<Right
 }
 
 // sums += left^T . right. 256 columns take two wgmma: ptxas gives one instruction no more registers than a thread has
-// when the kernel starts, which may be as few as 128.
-template <class Left, class Right>
+// when the kernel starts, which may be as few as 128. kColumns: how many columns of right are multiplied, from the
+// first one on: all, or half of 256.
+template <int kColumns, class Left, class Right>
 __device__ __forceinline__ void add_transposed_gemm(WarpgroupAccumulator<Right::kColumns>& sums,
                                                     const SmemOperand<Left>& left, const SmemOperand<Right>& right) {
   static_assert(Left::kRows == Right::kRows && Left::kColumns == kWarpgroupRows);
-  constexpr int kInstructions = Right::kColumns == 256 ? 2 : 1;
-  constexpr int kTiles = Right::kColumns / 8 / kInstructions;
+  static_assert(kColumns == Right::kColumns || (kColumns == 128 && Right::kColumns == 256));
+  constexpr int kInstructions = kColumns == 256 ? 2 : 1;
+  constexpr int kTiles = kColumns / 8 / kInstructions;
   ptx::pin_registers(sums.c[0]);
   ptx::fence_wgmma();
 #pragma unroll
@@ -167,8 +169,7 @@ __device__ __forceinline__ void add_transposed_gemm(WarpgroupAccumulator<Right::
 #pragma unroll
     for (int part = 0; part < kInstructions; ++part) {
       ptx::multiply_transposed_async(reinterpret_cast<float(&)[kTiles][4]>(sums.c[0][part * kTiles]), left.rows(step),
-                                     right.rows(step, part * Right::kChunks / kInstructions), true,
-                                     typename Left::Element{});
+                                     right.rows(step, part * kTiles / 8), true, typename Left::Element{});
     }
   }
   ptx::commit_wgmma();

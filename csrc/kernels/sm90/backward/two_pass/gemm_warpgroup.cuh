@@ -45,8 +45,14 @@ struct GemmWarpgroup {
     PartialSums<Sums<kWidth>>::load(sums, partial_of(work), !args.tiles.begins_matrix());
     if constexpr (Traits::kSkipsTiles) {
       iterate_stored<kWidth>(sums);
+    } else if constexpr (Traits::kHasParts) {
+      if (is_half_part(work)) {
+        iterate_all<kWidth, kWidth / 2>(work, sums);
+      } else {
+        iterate_all<kWidth, kWidth>(work, sums);
+      }
     } else {
-      iterate_all<kWidth>(work, sums);
+      iterate_all<kWidth, kWidth>(work, sums);
     }
     if (args.tiles.ends_matrix()) {
       store(work, sums);
@@ -61,7 +67,13 @@ struct GemmWarpgroup {
     return args.workspace.key_sums + (int64_t{work.partial} * Traits::kWarpgroups + warpgroup) * kFloats;
   }
 
-  template <int kWidth>
+  // Where the last column part of a result is at most half as wide as the others, half of its GEMM is left out.
+  __device__ __forceinline__ bool is_half_part(const Work& work) const {
+    const int64_t columns = work.is_dk ? args.params.head_dim_qk : args.params.head_dim_v;
+    return uniform(static_cast<int>(columns) - work.first_column <= kColumnsOfPart / 2) != 0;
+  }
+
+  template <int kWidth, int kColumns>
   __device__ __forceinline__ void iterate_all(const Work& work, Sums<kWidth>& sums) {
     // The query tiles that see this warpgroup's keys are consecutive. The others see only keys of other warpgroups.
     const TileRange own = work.own[warpgroup];
@@ -71,7 +83,7 @@ struct GemmWarpgroup {
     const int before = uniform(steps > 0 ? (own.begin - work.begin) * group : iterations);
     drain(before);
 #pragma unroll 1
-    for (int i = 0; i < steps; ++i) step<kWidth>(sums);
+    for (int i = 0; i < steps; ++i) step<kWidth, kColumns>(sums);
     drain(iterations - before - steps);
   }
 
@@ -85,7 +97,7 @@ struct GemmWarpgroup {
       const int iteration = uniform(shared.iterations[state.stage]);
       if (iteration == Shared::kEnd) break;
       if (iteration >> warpgroup & 1) {
-        step<kWidth>(sums);
+        step<kWidth, kWidth>(sums);
       } else {
         release();
       }
@@ -93,7 +105,8 @@ struct GemmWarpgroup {
     release();
   }
 
-  template <int kWidth>
+  // Multiplies the first kColumns columns of a stage.
+  template <int kWidth, int kColumns>
   __device__ __forceinline__ void step(Sums<kWidth>& sums) {
     using RightTile = typename Traits::template RightTile<kWidth>;
     state.stage = uniform(state.stage);
@@ -101,7 +114,7 @@ struct GemmWarpgroup {
     // A tile that is narrower than its stage is at the beginning of the stage.
     const auto right = tile::SmemOperand(shared.right[0]).after(state.stage).template as<RightTile>();
     const auto left = tile::SmemOperand(shared.left[0][0]).after(state.stage * Traits::kWarpgroups + warpgroup);
-    tile::add_transposed_gemm(sums, left, right);
+    tile::add_transposed_gemm<kColumns>(sums, left, right);
     ptx::wait_wgmma<0>();
     ptx::pin_registers(sums.c[0]);
     release();
