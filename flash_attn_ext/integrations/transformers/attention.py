@@ -177,11 +177,11 @@ def _check_num_keys(mask: Tensor, num_keys: int) -> None:
 
 
 def _check_window(visible: Visible, sliding_window: int | None) -> None:
-    """Checks the layer's window against the mask's. A window that hides nothing is in no mask. Of windows on both sides,
-    some models count the query's own key and others do not."""
+    """Checks the layer's window against the mask's. A window that hides nothing is in no mask. In a window on both
+    sides, some models count the query's own key and others do not."""
     if sliding_window is None or visible.num_keys is None:
         return
-    widest = sliding_window - visible.is_causal
+    widest = sliding_window - 1 if visible.is_causal else sliding_window
     if visible.left in (sliding_window - 1, widest):
         return
     if visible.left is not None or widest < visible.num_keys - 1:
