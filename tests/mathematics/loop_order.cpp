@@ -1,7 +1,8 @@
 // LoopOrder on random problems. Each key tile that sees a query tile contributes to it once, and the ranks of
 // contributors have no gaps. An iteration waits only for work tiles that were fetched before, or for those of its
 // phase. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
-// takes. All of this also holds for the iterations that a mask leaves, and for the L2 head groups of sparse masks.
+// takes. All of this also holds for the iterations that a mask leaves, for the L2 head groups of sparse masks, and
+// where long key tiles are divided into parts.
 #include "kernels/schedule/loop_order.h"
 
 #include <cstdio>
@@ -13,10 +14,12 @@
 #include <vector>
 
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/key_tile_parts.h"
 #include "kernels/schedule/mask_iterations.h"
 
 namespace {
 
+using flash_attn_ext::KeyTileParts;
 using flash_attn_ext::LoopDirection;
 using flash_attn_ext::LoopOrder;
 using flash_attn_ext::MaskIterations;
@@ -29,7 +32,8 @@ struct Problem {
   int blocks;
   int heads;
   bool masked;
-  uint32_t hidden;  // iterations of 16
+  uint32_t hidden;           // iterations of 16
+  KeyTileParts parts = {0};  // 0: key tiles are not divided
 
   // Whether a mask, which each pair has for itself, leaves the iteration.
   bool is_left(uint32_t pair, int key_tile, int query_tile) const {
@@ -165,10 +169,27 @@ bool ranks_are_right(const Problem& problem) {
   return true;
 }
 
+// An entry of the table of key tiles: one of the parts of a work tile.
+struct Entry {
+  LoopOrder::WorkTile work_tile;
+  int part;
+  int parts;
+};
+
+std::vector<Entry> entries_of(const Problem& problem) {
+  std::vector<Entry> entries;
+  for (uint32_t index = 0; index < problem.order.num_work_tiles(); ++index) {
+    const LoopOrder::WorkTile work_tile = problem.work_tile(index);
+    const auto iterations = static_cast<int>(iterations_of(problem, work_tile).size());
+    const int parts = problem.parts.iterations == 0 ? 1 : problem.parts.count(iterations);
+    for (int part = 0; part < parts; ++part) entries.push_back({work_tile, part, parts});
+  }
+  return entries;
+}
+
 // CTAs do a random number of iterations one after the other. A CTA fetches its next work tile, and starts it, while its
 // last one is still running, as early as the kernel may.
 bool ends(const Problem& problem, std::mt19937& random) {
-  const uint32_t count = problem.order.num_work_tiles();
   struct Work {
     uint32_t pair;
     uint32_t phase_end;
@@ -177,10 +198,16 @@ bool ends(const Problem& problem, std::mt19937& random) {
   };
   std::map<Sums, int> done;
   std::vector<std::vector<Work>> blocks(problem.blocks);
+  const std::vector<Entry> entries = entries_of(problem);
+  const auto count = static_cast<uint32_t>(entries.size());
   uint32_t fetched = 0;
   const auto work_tile = [&](std::vector<Work>& block) {
-    const LoopOrder::WorkTile next = problem.work_tile(fetched++);
-    block.push_back({next.pair, next.phase_end, iterations_of(problem, next)});
+    const auto& [next, part, parts] = entries[fetched++];
+    const std::vector<Iteration> all = iterations_of(problem, next);
+    const auto first_of = [&](int i) {
+      return all.begin() + KeyTileParts::first(static_cast<int>(all.size()), i, parts);
+    };
+    block.push_back({next.pair, next.phase_end, {first_of(part), first_of(part + 1)}});
   };
   for (auto& block : blocks) {
     if (fetched < count) work_tile(block);
@@ -249,6 +276,7 @@ Problem random_problem(std::mt19937& random) {
   problem.masked = !problem.order.split_kv && (has_intervals || pick(0, 1) == 1);
   if (problem.order.sparse_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.of_sparse_mask();
   problem.hidden = pick(0, 15);
+  if (problem.masked && !problem.order.cyclic && pick(0, 1)) problem.parts = {pick(1, 6)};
   return problem;
 }
 
@@ -274,9 +302,38 @@ bool groups_are(int64_t tokens, int64_t head_dim, bool has_blocks, uint32_t pair
   return false;
 }
 
+// The parts of a key tile have all of its iterations, about as many each, and only long ones are divided.
+bool parts_are_right() {
+  for (int iterations = 1; iterations < 40; ++iterations) {
+    const KeyTileParts parts = {iterations};
+    for (int of_tile = 0; of_tile < 400; ++of_tile) {
+      const int count = parts.count(of_tile);
+      int least = of_tile;
+      int most = 0;
+      for (int part = 0; part < count; ++part) {
+        const int of_part = KeyTileParts::first(of_tile, part + 1, count) - KeyTileParts::first(of_tile, part, count);
+        least = of_part < least ? of_part : least;
+        most = of_part > most ? of_part : most;
+      }
+      const bool is_whole = KeyTileParts::first(of_tile, 0, count) == 0 &&
+                            KeyTileParts::first(of_tile, count, count) == of_tile && most - least <= 1;
+      const bool fits = count == 1 ? 2 * of_tile < 3 * iterations + 1 : 2 * least + 2 > iterations;
+      if (is_whole && fits) continue;
+      std::printf("%d iterations in parts of %d: %d parts of %d to %d\n", of_tile, iterations, count, least, most);
+      return false;
+    }
+  }
+  // 16 heads of 32768 tokens on 132 CTAs: a causal call is not divided, and global tokens beside a window are.
+  constexpr int64_t kTiles = 16 * 256;
+  const auto iterations_of_part = [](int64_t mean) { return KeyTileParts::of(mean * kTiles, kTiles, 132).iterations; };
+  return KeyTileParts{iterations_of_part(257)}.count(512) == 1 && iterations_of_part(11) == 42 &&
+         KeyTileParts::of(0, 0, 132).count(0) == 1;
+}
+
 }  // namespace
 
 int main() {
+  if (!parts_are_right()) return 1;
   const bool groups_are_right = groups_are(32768, 64, true, 2, 16) && groups_are(32768, 128, true, 2, 8) &&
                                 groups_are(8192, 64, true, 8, 16) && groups_are(8192, 128, true, 8, 0) &&
                                 groups_are(32768, 128, false, 2, 0);

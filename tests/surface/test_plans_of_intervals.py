@@ -96,6 +96,31 @@ def test_backends_that_need_no_workspace(backend, dtype):
     assert "mask tiles" not in forward.workspace
 
 
+@pytest.mark.parametrize(
+    ("tokens", "call", "parts"),
+    [
+        (4096, dict(), 264),
+        (4096, dict(options={"causal": "top_left"}), 264),
+        (4032, dict(), 0),  # no key tile has so many iterations
+        (1024, dict(heads=16, key_heads=2), 0),
+    ],
+    ids=str,
+)
+def test_room_for_parts_of_key_tiles(tokens, call, parts, monkeypatch):
+    """Partial dK and dV of 128 keys for two parts of each SM, beside those of shares of a KV group."""
+    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", "132")
+    call["options"] = {"backend": "sm90"} | call.get("options", {})
+    plan = Call(tokens, d=128, batch=1, intervals=(1, 1, tokens, 2), **call).plans()[1]
+    of_shares = 2 * plan.group_shares * tokens if "key_heads" in call else 0
+    assert plan.workspace.get("partial dK and dV", 0) == (128 * parts + of_shares) * (128 + 128) * 4
+
+
+def test_a_part_needs_room_in_the_workspace(monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "2")
+    plan = Call(4096, d=128, batch=1, intervals=(1, 1, 4096, 2), options={"backend": "sm90"}).plans()[1]
+    assert plan.workspace["partial dK and dV"] == 2**21
+
+
 def test_lists_have_a_bound(monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
     assert plans()[1].kernel == RECOMPUTE

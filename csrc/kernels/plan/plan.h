@@ -156,6 +156,8 @@ struct BackwardPlan {
   LoopOrder order;                // kKeyStationary; its head dim is dkdv_head_dim
   QueryChunks query_chunks;       // kKeyStationary
   uint32_t pairs_per_launch = 0;  // kKeyStationary with query chunks: pairs of `order`
+  // kKeyStationary with a mask: for how many parts of key tiles there is room (schedule/key_tile_parts.h).
+  int part_sums = 0;
   int64_t persistent_ctas = 0;
   int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;
@@ -207,7 +209,8 @@ struct BackwardPlan {
     WorkspacePart dq_semaphores;
     WorkspacePart key_tiles;
     WorkspacePart work_counter;
-    WorkspacePart key_sums;    // partial dK and dV: of the shares of a KV group, of earlier query chunks, or of both
+    // Partial dK and dV: of the shares of a KV group, of earlier query chunks, or of both; of parts of key tiles.
+    WorkspacePart key_sums;
     WorkspacePart query_sums;  // partial dQ of earlier key chunks
     WorkspacePart arrivals;
     WorkspacePart bias_boxes;  // kKeyStationary, kTwoPass: as in the forward pass

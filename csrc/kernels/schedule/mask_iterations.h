@@ -46,6 +46,7 @@ struct MaskIterations {
   int intervals = 0;  // of each query
   bool has_words = false;
   int directions = 0;  // that have lists: 1, or 2 where some pairs descend
+  int part_sums = 0;   // for how many parts of key tiles there is room (KeyTileParts); 0: none is divided
 
   uint32_t* words = nullptr;
   Entry* entries = nullptr;

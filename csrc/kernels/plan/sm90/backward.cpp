@@ -9,6 +9,7 @@
 #include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm80/split.h"
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/key_tile_parts.h"
 #include "kernels/schedule/mask_iterations.h"
 #include "kernels/schedule/relative_bias_boxes.h"
 
@@ -318,9 +319,33 @@ QueryChunks choose_query_chunks(const BackwardParams& p, const LoopOrder& order,
   return {.tiles = static_cast<int>(tiles), .count = static_cast<int>(attention::ceil_div(longest, tiles))};
 }
 
-// The bytes of partial dK and dV of a pair.
+// The bytes of partial dK and dV of a key tile.
+int64_t partial_sums_bytes(sm90::HeadDims dims) {
+  return LoopOrder::kKeys * (dims.qk + dims.v) * int64_t{sizeof(float)};
+}
+// Those of a pair.
 int64_t partial_sums_bytes(const LoopOrder& order, sm90::HeadDims dims) {
-  return int64_t{order.tiles} * LoopOrder::kKeys * (dims.qk + dims.v) * int64_t{sizeof(float)};
+  return order.tiles * partial_sums_bytes(dims);
+}
+
+// For how many parts of key tiles a call with a mask has room: two for each CTA. In cyclic order every key tile sees
+// every query, and where key tiles have few iterations no part would be worth its partial sums.
+int count_part_sums(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, const Limits& limits) {
+  constexpr int64_t kPartsOfCta = 2;
+  constexpr int64_t kLeastIterations = 4 * KeyTileParts::kLeastIterations;
+  const int64_t iterations = query_tiles * p.queries_per_key_head() / order.kv_group_shares;
+  if (!p.score_mod.hides_keys() || order.cyclic || order.split_kv || iterations < kLeastIterations) return 0;
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  return static_cast<int>(std::min(
+      {kPartsOfCta * limits.sms, limits.max_materialised_bytes / partial_sums_bytes(dims), int64_t{INT16_MAX}}));
+}
+
+int64_t key_tile_table_bytes(const BackwardPlan& plan, const BackwardParams& p) {
+  const int64_t work_tiles = plan.order.num_work_tiles();
+  if (plan.query_chunks.present()) return work_tiles * QueryChunks::kWorkBytes;
+  if (!p.score_mod.hides_keys()) return work_tiles * LoopOrder::kWorkBytes;
+  const int64_t division = plan.part_sums > 0 ? KeyTileParts::division_bytes(work_tiles) : 0;
+  return (work_tiles + plan.part_sums) * KeyTileParts::kWorkBytes + division;
 }
 
 // The pairs of a launch with query chunks: as many as have room for partial dK and dV, in about equal launches. Shares
@@ -358,6 +383,7 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   const bool chunks_queries = plan.query_chunks.present();
   const int64_t longest = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
   plan.row = choose_row(p, order, longest, chunks_queries);
+  plan.part_sums = count_part_sums(p, plan.order, longest, limits);
   // A packed sequence begins at a tile of its own.
   plan.query_tiles_of_head = is_packed(p) ? p.sequences.total_q / LoopOrder::kQueries + p.batch : p.batch * longest;
   const int64_t query_tiles = p.num_heads_q * plan.query_tiles_of_head;
@@ -369,18 +395,20 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
   parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
   parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_accumulators);
-  parts.key_tiles = append(
-      parts.bytes, plan.order.num_work_tiles() * (chunks_queries ? QueryChunks::kWorkBytes : LoopOrder::kWorkBytes));
+  parts.key_tiles = append(parts.bytes, key_tile_table_bytes(plan, p));
   parts.work_counter = append(parts.bytes, int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);
   const int64_t key_tiles = p.batch * p.num_heads_k * plan.order.tiles;
   parts.dkdv_nan_flags = append(parts.bytes, key_tiles * 4 * LoopOrder::kKeyWarpgroups);
-  if (plan.order.kv_group_shares > 1) {
+  if (plan.order.kv_group_shares > 1 || plan.part_sums > 0) {
     // A packed sequence begins at a tile of its own here, too.
-    const int64_t sums = is_packed(p) ? p.num_heads_k * (p.sequences.total_k / LoopOrder::kKeys + p.batch) : key_tiles;
-    parts.arrivals = append(parts.bytes, sums * LoopOrder::kKeyWarpgroups * int64_t{sizeof(int)});
-    const int64_t keys = sums * plan.order.kv_group_shares * LoopOrder::kKeys;
-    if (!chunks_queries) parts.key_sums = append(parts.bytes, keys * (dims.qk + dims.v) * kFloat);
+    const int64_t of_shares =
+        is_packed(p) ? p.num_heads_k * (p.sequences.total_k / LoopOrder::kKeys + p.batch) : key_tiles;
+    const int64_t sums = plan.order.kv_group_shares > 1 ? of_shares : 0;
+    const int64_t counters = sums + plan.part_sums;
+    parts.arrivals = append(parts.bytes, counters * LoopOrder::kKeyWarpgroups * int64_t{sizeof(int)});
+    const int64_t partials = sums * plan.order.kv_group_shares + plan.part_sums;
+    if (!chunks_queries) parts.key_sums = append(parts.bytes, partials * partial_sums_bytes(dims));
   }
   if (chunks_queries) {
     parts.key_sums = append(parts.bytes, plan.pairs_per_launch * partial_sums_bytes(plan.order, dims));

@@ -14,6 +14,7 @@
 #include "kernels/common/repair/repair.h"
 #include "kernels/config/key_stationary.h"
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/key_tile_parts.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
 #include "kernels/schedule/query_chunks.h"
@@ -69,6 +70,18 @@ struct ChunkedKeyTileWork : KeyTileWork {
 
 static_assert(sizeof(ChunkedKeyTileWork) == QueryChunks::kWorkBytes);
 
+// The same where a mask leaves some of the iterations. The work tile may be a part of the key tile and share
+// (KeyTileParts). Its partial sums are those of all parts and shares of the key tile.
+struct MaskedKeyTileWork : KeyTileWork {
+  int first_iteration;  // of those that the key tile and share have
+  int partial_sums;     // the index of the first partial dK and dV of the key tile
+  int arrivals;         // the index of its counter of partial sums that are stored
+  uint16_t partial;     // the index of the work tile's among these
+  uint16_t partials;    // 1: there are no partial sums
+};
+
+static_assert(sizeof(MaskedKeyTileWork) == KeyTileParts::kWorkBytes);
+
 // Where P is kept in float16 for dS, it is multiplied by 2^shift, and dP - delta is divided by it. Otherwise P of many
 // keys would be smaller than float16's smallest normal number, which is 2^-14.
 constexpr int weight_shift(const KeyStationaryConfig& config) { return config.tile.keys_in_registers ? 0 : 14; }
@@ -112,15 +125,19 @@ struct KeyStationaryWorkspace {
   template <class Element>
   using AugmentedColumns = tile::AugmentedColumns<Element, kQueries>;
 
-  void* table;         // of KeyTileWork or ChunkedKeyTileWork, in the order in which CTAs fetch work tiles
+  // Of KeyTileWork, ChunkedKeyTileWork or MaskedKeyTileWork, in the order in which CTAs fetch work tiles.
+  void* table;
   float* dq_sums;      // accumulators of each query tile, in split-KV of each phase: dQ / scale, in register order
   float* statistics;   // of each query tile
   int* dq_semaphores;  // of each accumulator: how many contributors have added to it
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
   uint32_t* work_counter;
-  float* key_sums;  // of each key tile, share and warpgroup: partial dV, then dK / scale, in register order
-  int* arrivals;    // of each key tile and warpgroup: how many shares have stored their partial dK and dV
+  // Of each key tile, share and warpgroup: partial dV, then dK / scale, in register order. Those of parts of key tiles
+  // (KeyTileParts) lie behind.
+  float* key_sums;
+  // Of each key tile and warpgroup: how many shares have stored their partial dK and dV. Those of parts lie behind.
+  int* arrivals;
   int tiles_of_head;
   int accumulators_of_head;  // of dQ: as many, in split-KV times the phases
 
@@ -205,7 +222,16 @@ struct ChunkedKeyStationaryArguments : KeyStationaryArguments {
 cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream);
 cudaError_t list_key_tiles(const ChunkedKeyStationaryArguments& args, cudaStream_t stream);
 
+// How many entries the table has where there is a mask. With parts, the last ones may say that there are no more.
+FLASH_HOST_DEVICE uint32_t num_masked_work_tiles(const KeyStationaryArguments& args) {
+  return args.order.num_work_tiles() + static_cast<uint32_t>(args.mask.part_sums);
+}
+
 // Launches the kernels that write args.mask. It launches nothing where there is no mask.
 cudaError_t list_mask_iterations(const KeyStationaryArguments& args, cudaStream_t stream);
+
+// Launches the kernel that divides long key tiles into parts, before list_key_tiles. It launches nothing where there is
+// no room for parts.
+cudaError_t divide_key_tiles(const KeyStationaryArguments& args, int64_t ctas, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm90

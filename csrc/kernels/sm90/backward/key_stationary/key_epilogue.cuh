@@ -1,4 +1,5 @@
-// The epilogue of key tiles: where dK and dV go, and their sums over query chunks and over the shares of a KV group.
+// The epilogue of key tiles: where dK and dV go, and their sums over query chunks, over parts of a key tile and over
+// the shares of a KV group.
 #pragma once
 
 #include "kernels/sm90/backward/key_stationary/traits.h"
@@ -130,6 +131,53 @@ struct KvGroupShareSums {
       const int64_t tile = int64_t{work.index} * args.order.kv_group_shares + share;
       return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
     }
+  }
+};
+
+// The same where there is a mask: the partial sums are those of all parts of a key tile (KeyTileParts), of one share
+// after the other.
+template <class Traits>
+struct KeyTileSums {
+  using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
+  using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
+
+  const KeyStationaryArguments& args;
+  const MaskedKeyTileWork& work;
+  const int warpgroup;
+
+  // True for the last part to arrive: dk and dv are then the sums, to be stored.
+  __device__ __forceinline__ bool combine(Dk& dk, Dv& dv, int& arrived) const {
+    const int partials = work.partials;
+    float* const own = partial_of(work.partial);
+    DvInMemory::store(own, dv);
+    DkInMemory::store(own + DvInMemory::kFloats, dk);
+    sync_key_warpgroup(warpgroup);
+    if (DvInMemory::own() == 0) {
+      int* const counter = args.workspace.arrivals + work.arrivals * Traits::kWarpgroups + warpgroup;
+      arrived = ptx::add_releasing_acquiring(counter, 1);
+    }
+    sync_key_warpgroup(warpgroup);
+    if (uniform(arrived) + 1 < partials) return false;
+    dk.clear();
+    dv.clear();
+    const auto load = [](const float4* from) { return __ldcg(from); };
+#pragma unroll 1
+    for (int i = 0; i < partials; ++i) {
+      const float* const partial = partial_of(i);
+      DvInMemory::template load<true>(dv, partial, load);
+      DkInMemory::template load<true>(dk, partial + DvInMemory::kFloats, load);
+    }
+    return true;
+  }
+
+ private:
+  using DkInMemory = tile::RegisterOrder<Dk>;
+  using DvInMemory = tile::RegisterOrder<Dv>;
+  static constexpr int kFloats = DvInMemory::kFloats + DkInMemory::kFloats;
+
+  __device__ __forceinline__ float* partial_of(int partial) const {
+    const int64_t tile = int64_t{work.partial_sums} + partial;
+    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
   }
 };
 

@@ -1,5 +1,6 @@
 // Writes the table of key tiles, in the order in which CTAs fetch them, and clears counters of the backward kernel. It
-// has a thread for each entry.
+// has a thread for each entry. Before that, where a mask leaves few iterations of most key tiles, another kernel
+// divides the others into parts.
 #include <algorithm>
 
 #include "kernels/common/launch/launch_early.cuh"
@@ -15,13 +16,12 @@ constexpr int kWarpgroupKeys = LoopOrder::kKeys / LoopOrder::kKeyWarpgroups;
 struct KeyTileList {
   const KeyStationaryArguments& args;
 
-  __device__ __forceinline__ void run(uint32_t index) const { run(index, args.order); }
-  __device__ __forceinline__ void run(uint32_t index, const LoopOrder& order) const {
+  __device__ __forceinline__ void run(uint32_t index) const {
     const KeyStationaryWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.work_counter = 0;
     clear_arrivals(index);
-    if (index >= order.num_work_tiles()) return;
-    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(directed(order.work_tile(index)));
+    if (index >= args.order.num_work_tiles()) return;
+    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(directed(args.order.work_tile(index)));
     clear_nan_flags(index);
   }
 
@@ -133,19 +133,19 @@ struct KeyTileList {
   }
 };
 
-// The same where a mask that is sparse has another order. A sample of the lists tells whether it is.
-struct MaskedKeyTileList {
+// A sample of the lists of iterations tells whether a mask is sparse. All CTAs get the same answer.
+struct SampledLists {
   const KeyStationaryArguments& args;
 
-  __device__ __forceinline__ void run(uint32_t index) const {
-    KeyTileList{args}.run(index, is_sparse() ? args.order.of_sparse_mask() : args.order);
+  // The order of work tiles. All threads of the CTA must call this.
+  __device__ __forceinline__ LoopOrder order() const {
+    return args.order.sparse_group_pairs > 0 && are_sparse() ? args.order.of_sparse_mask() : args.order;
   }
 
  private:
   static constexpr int kSamples = 512;
 
-  // All threads of the CTA must call this, and all CTAs get the same answer.
-  __device__ __forceinline__ bool is_sparse() const {
+  __device__ __forceinline__ bool are_sparse() const {
     __shared__ uint32_t iterations;
     __shared__ uint32_t visible;
     if (threadIdx.x == 0) iterations = visible = 0;
@@ -154,7 +154,7 @@ struct MaskedKeyTileList {
     const uint32_t samples = min(lists, static_cast<uint32_t>(kSamples));
     uint32_t own_iterations = 0;
     uint32_t own_visible = 0;
-    for (uint32_t i = threadIdx.x; i < samples; i += kThreads) {
+    for (uint32_t i = threadIdx.x; i < samples; i += blockDim.x) {
       const auto list = static_cast<uint32_t>(uint64_t{lists} * i / samples);
       own_iterations += static_cast<uint32_t>(args.mask.counts[list]);
       own_visible += visible_iterations(list);
@@ -174,6 +174,226 @@ struct MaskedKeyTileList {
     if (tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0) return 0;
     const LoopOrder::Tiles seen_by = LoopOrder::visible_query_tiles(args.params.visibility, sequence, tile);
     return seen_by.empty() ? 0 : static_cast<uint32_t>(seen_by.end - seen_by.begin);
+  }
+};
+
+// What divide_kernel writes, behind the table: how key tiles are divided into parts. A key tile has iterations for each
+// share of its KV group. All parts of all shares have partial sums where one share is divided.
+struct KeyTileDivision {
+  struct Header {
+    uint32_t head_group_pairs;  // of the order of work tiles
+    uint32_t entries;           // of the table, with parts
+    KeyTileParts parts;
+  };
+
+  const LoopOrder& order;
+  Header* header;
+  int* iterations;         // of each pair's key tiles
+  uint16_t* parts_before;  // of each work tile: how many entries more those before it have
+  uint16_t* sums_before;   // of each pair of a batch entry and key head, and key tile: partial sums of those before it
+
+  __device__ __forceinline__ static KeyTileDivision of(const KeyStationaryArguments& args) {
+    auto* const header =
+        reinterpret_cast<Header*>(static_cast<MaskedKeyTileWork*>(args.workspace.table) + num_masked_work_tiles(args));
+    auto* const iterations = reinterpret_cast<int*>(header + 1);
+    auto* const parts_before = reinterpret_cast<uint16_t*>(iterations + args.order.num_work_tiles());
+    return {args.order, header, iterations, parts_before, parts_before + args.order.num_work_tiles()};
+  }
+
+  __device__ __forceinline__ int& iterations_of(const LoopOrder::WorkTile& work_tile) const {
+    return iterations[work_tile.pair * order.tiles + static_cast<uint32_t>(work_tile.tile)];
+  }
+
+  __device__ __forceinline__ uint32_t num_key_tiles() const { return order.num_work_tiles() / order.kv_group_shares; }
+  // A key tile's index among these.
+  __device__ __forceinline__ uint32_t key_tile(const LoopOrder::WorkTile& work_tile) const {
+    return work_tile.pair / order.kv_group_shares * order.tiles + static_cast<uint32_t>(work_tile.tile);
+  }
+  // How many parts the first shares of a key tile have.
+  __device__ __forceinline__ int parts_of_shares(const KeyTileParts& parts, uint32_t key_tile, uint32_t shares) const {
+    const uint32_t key_pair = key_tile / order.tiles;
+    const int* const of_share =
+        iterations + key_pair * order.kv_group_shares * order.tiles + key_tile - key_pair * order.tiles;
+    int count = 0;
+    for (uint32_t share = 0; share < shares; ++share) count += parts.count(of_share[share * order.tiles]);
+    return count;
+  }
+  // The partial sums of a key tile of which something is divided; 0: nothing is.
+  __device__ __forceinline__ int sums(const KeyTileParts& parts, uint32_t key_tile) const {
+    const int count = parts_of_shares(parts, key_tile, order.kv_group_shares);
+    return count > static_cast<int>(order.kv_group_shares) ? count : 0;
+  }
+};
+static_assert(sizeof(KeyTileDivision::Header) + sizeof(int) + 2 * sizeof(uint16_t) == KeyTileParts::division_bytes(1));
+
+// Writes the division. It has one CTA, which goes through the work tiles several times.
+struct KeyTileDivider {
+  static constexpr int kDividerThreads = 1024;
+  static constexpr int kWarpSize = 32;
+  static constexpr int kWarps = kDividerThreads / kWarpSize;
+
+  const KeyStationaryArguments& args;
+  const KeyTileDivision division;
+  const uint32_t ctas;
+
+  __device__ __forceinline__ void run() const {
+    const LoopOrder order = SampledLists{args}.order();
+    const KeyTileList list = {args};
+    const uint32_t work_tiles = order.num_work_tiles();
+    unsigned long long own_total = 0;
+    unsigned long long own_tiles = 0;
+    for (uint32_t index = threadIdx.x; index < work_tiles; index += kDividerThreads) {
+      const LoopOrder::WorkTile work_tile = list.directed(order.work_tile(index));
+      const int iterations = list.work_of(work_tile).iterations;
+      division.iterations_of(work_tile) = iterations;
+      own_total += static_cast<unsigned long long>(iterations);
+      own_tiles += iterations > 0 ? 1 : 0;
+    }
+    const auto total = static_cast<int64_t>(sum(own_total));
+    KeyTileParts parts = KeyTileParts::of(total, static_cast<int64_t>(sum(own_tiles)), ctas);
+    while (count_sums(parts) > args.mask.part_sums) parts.iterations *= 2;
+    add_up(division.num_key_tiles(), division.sums_before,
+           [&](uint32_t key_tile) { return division.sums(parts, key_tile); });
+    const uint32_t more = add_up(work_tiles, division.parts_before, [&](uint32_t index) {
+      return parts.count(division.iterations_of(list.directed(order.work_tile(index)))) - 1;
+    });
+    if (threadIdx.x == 0) *division.header = {order.head_group_pairs, work_tiles + more, parts};
+  }
+
+ private:
+  // The sum over all threads.
+  __device__ __forceinline__ static unsigned long long sum(unsigned long long own) {
+    __shared__ unsigned long long all;
+    __syncthreads();
+    if (threadIdx.x == 0) all = 0;
+    __syncthreads();
+    if (own > 0) atomicAdd(&all, own);
+    __syncthreads();
+    return all;
+  }
+
+  __device__ __forceinline__ int64_t count_sums(const KeyTileParts& parts) const {
+    unsigned long long own = 0;
+    for (uint32_t key_tile = threadIdx.x; key_tile < division.num_key_tiles(); key_tile += kDividerThreads) {
+      own += static_cast<unsigned long long>(division.sums(parts, key_tile));
+    }
+    return static_cast<int64_t>(sum(own));
+  }
+
+  // Writes the sum of number_of(i) over what comes before each of `count`, and returns that over all.
+  template <class Number>
+  __device__ __forceinline__ static uint32_t add_up(uint32_t count, uint16_t* before, Number&& number_of) {
+    __shared__ uint32_t of_warps[kWarps];
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    uint32_t before_round = 0;
+    for (uint32_t first = 0; first < count; first += kDividerThreads) {
+      const uint32_t i = first + threadIdx.x;
+      const auto own = static_cast<uint32_t>(i < count ? number_of(i) : 0);
+      uint32_t to_lane = own;
+#pragma unroll
+      for (int distance = 1; distance < kWarpSize; distance *= 2) {
+        const uint32_t other = __shfl_up_sync(0xFFFFFFFFu, to_lane, distance);
+        if (lane >= distance) to_lane += other;
+      }
+      __syncthreads();  // all threads have read the sums of the round before
+      if (lane == kWarpSize - 1) of_warps[warp] = to_lane;
+      __syncthreads();
+      uint32_t before_warp = before_round;
+      for (int w = 0; w < kWarps; ++w) {
+        before_warp += w < warp ? of_warps[w] : 0;
+        before_round += of_warps[w];
+      }
+      if (i < count) before[i] = static_cast<uint16_t>(before_warp + to_lane - own);
+    }
+    return before_round;
+  }
+};
+
+// The table where there is a mask. It has a thread for each work tile, and one for each entry that parts may take.
+struct MaskedKeyTileList {
+  const KeyStationaryArguments& args;
+
+  __device__ __forceinline__ void run(uint32_t index) const {
+    if (index == 0) *args.workspace.work_counter = 0;
+    clear_arrivals(index);
+    KeyTileList{args}.clear_nan_flags(index);
+    if (args.mask.part_sums > 0) {
+      list_parts(index, KeyTileDivision::of(args));
+    } else {
+      const LoopOrder order = SampledLists{args}.order();
+      if (index < order.num_work_tiles()) table()[index] = whole(work_of(work_tile(order, index)));
+    }
+  }
+
+  static uint32_t num_threads(const KeyStationaryArguments& args) {
+    return std::max(num_masked_work_tiles(args), num_counters(args));
+  }
+
+ private:
+  __device__ __forceinline__ MaskedKeyTileWork* table() const {
+    return static_cast<MaskedKeyTileWork*>(args.workspace.table);
+  }
+  __device__ __forceinline__ LoopOrder::WorkTile work_tile(const LoopOrder& order, uint32_t index) const {
+    return KeyTileList{args}.directed(order.work_tile(index));
+  }
+  __device__ __forceinline__ KeyTileWork work_of(const LoopOrder::WorkTile& work_tile) const {
+    return KeyTileList{args}.work_of(work_tile);
+  }
+
+  // Of shares, then of key tiles that are divided.
+  FLASH_HOST_DEVICE static uint32_t num_counters(const KeyStationaryArguments& args) {
+    return KeyTileList::num_sums(args) + static_cast<uint32_t>(args.mask.part_sums);
+  }
+  __device__ __forceinline__ void clear_arrivals(uint32_t index) const {
+    if (index >= num_counters(args)) return;
+    for (int warpgroup = 0; warpgroup < LoopOrder::kKeyWarpgroups; ++warpgroup)
+      args.workspace.arrivals[index * LoopOrder::kKeyWarpgroups + warpgroup] = 0;
+  }
+
+  // A work tile of which nothing is divided, of a key tile that is not divided.
+  __device__ __forceinline__ MaskedKeyTileWork whole(const KeyTileWork& work) const {
+    const auto shares = static_cast<int>(args.order.kv_group_shares);
+    if (shares == 1) return {work, 0, 0, 0, 0, 1};
+    return {work,
+            0,
+            work.index * shares,
+            work.index,
+            static_cast<uint16_t>(work.kv_group_share),
+            static_cast<uint16_t>(shares)};
+  }
+
+  __device__ __forceinline__ void list_parts(uint32_t index, const KeyTileDivision& division) const {
+    const KeyTileDivision::Header header = *division.header;
+    if (index >= header.entries && index < num_masked_work_tiles(args)) table()[index].batch = KeyTileWork::kEnd;
+    if (index >= args.order.num_work_tiles()) return;
+    LoopOrder order = args.order;
+    order.head_group_pairs = header.head_group_pairs;
+    const LoopOrder::WorkTile at = work_tile(order, index);
+    const KeyTileWork work = work_of(at);
+    MaskedKeyTileWork* const entries = table() + index + division.parts_before[index];
+    const uint32_t key_tile = division.key_tile(at);
+    const int sums = division.sums(header.parts, key_tile);
+    if (sums == 0) {
+      *entries = whole(work);
+      return;
+    }
+    const uint32_t sums_of_shares = KeyTileList::num_sums(args);
+    const uint32_t sums_before = division.sums_before[key_tile];
+    const int first = division.parts_of_shares(header.parts, key_tile, static_cast<uint32_t>(work.kv_group_share));
+    const int count = header.parts.count(work.iterations);
+    MaskedKeyTileWork part = {work,
+                              0,
+                              static_cast<int>(sums_of_shares * args.order.kv_group_shares + sums_before),
+                              static_cast<int>(sums_of_shares + sums_before),
+                              0,
+                              static_cast<uint16_t>(sums)};
+    for (int i = 0; i < count; ++i) {
+      part.partial = static_cast<uint16_t>(first + i);
+      part.first_iteration = KeyTileParts::first(work.iterations, i, count);
+      part.iterations = KeyTileParts::first(work.iterations, i + 1, count) - part.first_iteration;
+      entries[i] = part;
+    }
   }
 };
 
@@ -240,6 +460,13 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
   List{args}.run(blockIdx.x * kThreads + threadIdx.x);
 }
 
+__global__ void __launch_bounds__(KeyTileDivider::kDividerThreads, 1)
+    divide_kernel(const __grid_constant__ KeyStationaryArguments args, uint32_t ctas) {
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  KeyTileDivider{args, KeyTileDivision::of(args), ctas}.run();
+}
+
 template <class List, class Arguments>
 cudaError_t launch_list(const Arguments& args, uint32_t entries, cudaStream_t stream) {
   const unsigned blocks = (entries + kThreads - 1) / kThreads;
@@ -249,9 +476,15 @@ cudaError_t launch_list(const Arguments& args, uint32_t entries, cudaStream_t st
 }  // namespace
 
 cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream) {
+  if (args.mask.present()) return launch_list<MaskedKeyTileList>(args, MaskedKeyTileList::num_threads(args), stream);
   const uint32_t entries = std::max(args.order.num_work_tiles(), KeyTileList::num_sums(args));
-  if (args.order.sparse_group_pairs > 0) return launch_list<MaskedKeyTileList>(args, entries, stream);
   return launch_list<KeyTileList>(args, entries, stream);
+}
+
+cudaError_t divide_key_tiles(const KeyStationaryArguments& args, int64_t ctas, cudaStream_t stream) {
+  if (args.mask.part_sums == 0) return cudaSuccess;
+  return common::launch_early(divide_kernel, {.blocks = 1, .threads = KeyTileDivider::kDividerThreads}, stream, args,
+                              static_cast<uint32_t>(ctas));
 }
 
 cudaError_t list_key_tiles(const ChunkedKeyStationaryArguments& args, cudaStream_t stream) {

@@ -303,11 +303,16 @@ struct KeyWarpgroup {
   }
 
   __device__ __forceinline__ void store(const Work& work) {
-    if (args.order.kv_group_shares > 1) {
-      if (!accumulates()) {
-        dk.clear();
-        dv.clear();
+    if constexpr (Traits::kMasked) {
+      if (work.partials > 1) {
+        clear_if_empty();
+        if (first_key_of(work) < work.contributor.num_keys &&
+            !KeyTileSums<Traits>{args, work, warpgroup}.combine(dk, dv, shared.arrived[warpgroup])) {
+          return;
+        }
       }
+    } else if (args.order.kv_group_shares > 1) {
+      clear_if_empty();
       if (first_key_of(work) < work.contributor.num_keys &&
           !KvGroupShareSums<Traits>{args, work, warpgroup}.combine(dk, dv, shared.arrived[warpgroup])) {
         return;
@@ -322,6 +327,12 @@ struct KeyWarpgroup {
                                  store_row_lines(rows_of(work).dv(), dv, staging, warp_row());
     if (needs_recompute) rows_of(work).nan_flag() = 1;
     __syncwarp();  // reconverges the warp: otherwise ptxas keeps no descriptor in uniform registers
+  }
+  __device__ __forceinline__ void clear_if_empty() {
+    if (!accumulates()) {
+      dk.clear();
+      dv.clear();
+    }
   }
   __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
     return work.contributor.tile * Traits::kKeys + first_row();

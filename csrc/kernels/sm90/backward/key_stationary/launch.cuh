@@ -39,7 +39,7 @@ cudaError_t launch_main(const typename Traits::Arguments& args, int64_t persiste
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error = common::allow_shared_memory<Kernel>(key_stationary_kernel<Traits>);
   if (error != cudaSuccess) return error;
-  const common::EarlyLaunch launch = {.blocks = std::min<int64_t>(args.num_work_tiles(), persistent_ctas),
+  const common::EarlyLaunch launch = {.blocks = std::min<int64_t>(Traits::num_work_tiles(args), persistent_ctas),
                                       .threads = Kernel::kThreads,
                                       .shared_bytes = sizeof(typename Kernel::Shared),
                                       .together = args.order.cyclic};  // CTAs of a phase wait for each other
@@ -129,11 +129,15 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   const int query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
   const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
-  if (parts.mask_bits.present()) args.mask = MaskIterations::in(parts.mask_bits.in<void>(workspace), p, plan.order);
+  if (parts.mask_bits.present()) {
+    args.mask = MaskIterations::in(parts.mask_bits.in<void>(workspace), p, plan.order);
+    args.mask.part_sums = plan.part_sums;
+  }
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
   if (error == cudaSuccess && p.score_mod.bias.present())
     error = make_bias_map(args.bias, p, parts.bias_boxes.in<void>(workspace));
   if (error == cudaSuccess) error = list_mask_iterations(args, stream);
+  if (error == cudaSuccess) error = divide_key_tiles(args, plan.persistent_ctas, stream);
   if (error == cudaSuccess) error = launch_planned<Element>(args, plan, grid, stream);
   if (error == cudaSuccess && args.order.log2_accumulators > 0) {
     error = common::launch_early(

@@ -18,12 +18,13 @@ namespace flash_attn_ext::sm90 {
 // tile must have iterations.
 struct ListedIterations {
   const KeyStationaryArguments& args;
-  const KeyTileWork& work;
+  const MaskedKeyTileWork& work;
   int head;  // of the iteration
 
-  __device__ __forceinline__ ListedIterations(const KeyStationaryArguments& arguments, const KeyTileWork& tile)
+  __device__ __forceinline__ ListedIterations(const KeyStationaryArguments& arguments, const MaskedKeyTileWork& tile)
       : args(arguments), work(tile), head(first_head()) {
     open();
+    if (work.first_iteration > 0) go_to_first();
   }
 
   __device__ __forceinline__ MaskIterations::Entry entry() const { return args.mask.entries[at_]; }
@@ -49,6 +50,23 @@ struct ListedIterations {
   }
 
  private:
+  // Skips the iterations of earlier parts.
+  __device__ __forceinline__ void go_to_first() {
+    if (work.contributor.direction == LoopDirection::kDescending) {
+      const int queries = work.first_iteration / work.heads;
+      at_ += queries;
+      head += work.first_iteration - queries * work.heads;
+      return;
+    }
+    auto left = static_cast<uint32_t>(work.first_iteration);
+#pragma unroll 1
+    for (; left >= end_ - at_; open()) {
+      left -= end_ - at_;
+      ++head;
+    }
+    at_ += left;
+  }
+
   __device__ __forceinline__ int first_head() const {
     return (work.key_head * static_cast<int>(args.order.kv_group_shares) + work.kv_group_share) * work.heads;
   }
@@ -78,7 +96,7 @@ struct KeyStationaryScheduler {
   typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
-    const uint32_t count = args.num_work_tiles();
+    const uint32_t count = Traits::num_work_tiles(args);
     int parity = 0;
 #pragma unroll 1
     for (uint32_t index = blockIdx.x; index < count; index = fetch_work_tile(args.workspace.work_counter)) {
@@ -87,6 +105,9 @@ struct KeyStationaryScheduler {
       ptx::copy_bytes(&shared.work[work_state.stage], static_cast<const Work*>(args.workspace.table) + index,
                       sizeof(Work), shared.work_pipeline.full[work_state.stage]);
       shared.work_pipeline.consumer_wait(work_state);
+      if constexpr (Traits::kMasked) {
+        if (shared.work[work_state.stage].batch == Work::kEnd) return;
+      }
       const int phase_end = shared.work[work_state.stage].phase_end;
       work_state.advance();
       // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not
@@ -129,7 +150,7 @@ struct KeyStationaryProducer {
   }
 
  private:
-  __device__ __forceinline__ void send(const KeyTileWork& work) {
+  __device__ __forceinline__ void send(const typename Traits::Work& work) {
     if (work.iterations == 0) {
       drain_keys();
     } else if constexpr (Traits::kMasked) {
@@ -147,7 +168,7 @@ struct KeyStationaryProducer {
   }
 
   // The iterations that a mask leaves.
-  __device__ __forceinline__ void load_listed(const KeyTileWork& work) {
+  __device__ __forceinline__ void load_listed(const MaskedKeyTileWork& work) {
     ListedIterations iterations{args, work};
 #pragma unroll 1
     for (int left = work.iterations; left > 0; --left) {

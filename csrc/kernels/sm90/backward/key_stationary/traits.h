@@ -58,7 +58,15 @@ struct KeyStationaryTraits {
   static constexpr bool kChunked = kConfig.chunks_queries;
   static_assert(!kChunked || kConfig.score == ScoreMode::kScaleOnly);
   using Arguments = std::conditional_t<kChunked, ChunkedKeyStationaryArguments, KeyStationaryArguments>;
-  using Work = std::conditional_t<kChunked, ChunkedKeyTileWork, KeyTileWork>;
+  using Work =
+      std::conditional_t<kChunked, ChunkedKeyTileWork, std::conditional_t<kMasked, MaskedKeyTileWork, KeyTileWork>>;
+  FLASH_HOST_DEVICE static uint32_t num_work_tiles(const Arguments& args) {
+    if constexpr (kMasked) {
+      return num_masked_work_tiles(args);
+    } else {
+      return args.num_work_tiles();
+    }
+  }
   static constexpr bool kKeepsShift = keeps_shift<Element>(kConfig.adds_statistics);
   // The last step runs the code of the others, and issues a wasted GEMM. Code of its own would have to be fetched for
   // each key tile (docs/kernels/log/sm90_backward.md, "Head dims up to 128").
@@ -138,7 +146,7 @@ struct KeyStationaryShared {
   typename Traits::DqPipeline dq_pipeline;
   tile::PipelineBarriers<kWorkStages> work_pipeline;
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
-  int arrived[Traits::kWarpgroups];  // KvGroupShareSums
+  int arrived[Traits::kWarpgroups];  // KvGroupShareSums, KeyTileSums
   struct NoBounds {};
   [[no_unique_address]] std::conditional_t<Traits::kMasked, IntervalBounds[kStages], NoBounds> bounds;
 

@@ -1,0 +1,50 @@
+// Parts of key tiles, for masks through which some keys are seen by many more queries than others: global tokens, say.
+// The key-stationary backward pass would end on such a key tile. So it is divided into parts, work tiles of about the
+// same number of iterations, which come one after the other in the order in which CTAs fetch work tiles. Each part
+// stores its partial dK and dV, and the last one to arrive adds them up in the order of parts (key_epilogue.cuh).
+//
+// An iteration has the same rank as without parts, and a part waits only for work tiles that were fetched before it, as
+// the key tile does. So parts change no bit of dQ, and cause no deadlock.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/host_device.h"
+
+namespace flash_attn_ext {
+
+struct KeyTileParts {
+  static constexpr int64_t kWorkBytes = 128;  // of a MaskedKeyTileWork, which describes a part to a kernel
+  // Partial dK and dV take about as long as a few iterations do.
+  static constexpr int64_t kLeastIterations = 16;
+
+  int iterations;  // of a part, about
+
+  // tiles: that have iterations. All of a launch has `total` iterations.
+  FLASH_HOST_DEVICE static KeyTileParts of(int64_t total, int64_t tiles, int64_t ctas) {
+    // The launch ends on parts. A CTA has at least this many of them, if nothing is divided that is about as long as
+    // most key tiles are.
+    constexpr int64_t kPartsOfCta = 8;
+    constexpr int64_t kTimesMean = 2;
+    const int64_t of_cta = total / (kPartsOfCta * ctas);
+    const int64_t of_mean = tiles == 0 ? 0 : kTimesMean * total / tiles;
+    const int64_t longer = of_cta > of_mean ? of_cta : of_mean;
+    return {static_cast<int>(longer > kLeastIterations ? longer : kLeastIterations)};
+  }
+
+  // How many parts a key tile has.
+  FLASH_HOST_DEVICE int count(int of_tile) const {
+    const int rounded = (of_tile + iterations / 2) / iterations;
+    return rounded > 1 ? rounded : 1;
+  }
+
+  // The memory in which the division of this many work tiles lies (sm90/backward/key_stationary/key_tile_list.cu).
+  static constexpr int64_t division_bytes(int64_t work_tiles) { return 12 + 8 * work_tiles; }
+
+  // The first iteration of a part. Those of part `count` would begin at the end.
+  FLASH_HOST_DEVICE static int first(int of_tile, int part, int count) {
+    return static_cast<int>(int64_t{of_tile} * part / count);
+  }
+};
+
+}  // namespace flash_attn_ext
