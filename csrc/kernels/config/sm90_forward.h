@@ -213,7 +213,7 @@ struct ForwardRegisters {
 constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
   if (config.ctas_per_sm == 2) return {.consumer = 104, .producer = 32};
   if (config.warpgroups == 3) return {.consumer = 160, .producer = 32};
-  if (config.has_bias_or_mask()) return {.consumer = 216, .producer = 72};
+  if (config.looks_up_tiles()) return {.consumer = 216, .producer = 72};
   return {.consumer = 232, .producer = 40};
 }
 

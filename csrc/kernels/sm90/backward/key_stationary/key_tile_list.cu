@@ -263,12 +263,15 @@ struct KeyTileDivider {
  private:
   // The sum over all threads.
   __device__ __forceinline__ static unsigned long long sum(unsigned long long own) {
-    __shared__ unsigned long long all;
+    __shared__ unsigned long long of_warps[kWarps];
+#pragma unroll
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) own += __shfl_xor_sync(0xFFFFFFFFu, own, distance);
+    __syncthreads();  // all threads have read the sums of the call before
+    if (threadIdx.x % kWarpSize == 0) of_warps[threadIdx.x / kWarpSize] = own;
     __syncthreads();
-    if (threadIdx.x == 0) all = 0;
-    __syncthreads();
-    if (own > 0) atomicAdd(&all, own);
-    __syncthreads();
+    unsigned long long all = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) all += of_warps[warp];
     return all;
   }
 
