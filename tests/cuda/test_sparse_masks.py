@@ -17,7 +17,7 @@ SM_COUNTS = (1, 2, 7, 20, 132)
 RUNS = 50
 pytestmark = pytest.mark.usefixtures("on_hopper")
 
-# On few SMs an L2 head group has two pairs, and eight or sixteen where a mask is sparse.
+# On few SMs an L2 head group has two pairs, and four or eight where lists are sparse.
 SHAPE = dict(sq=1100, sk=1300, batch=1, blocks="1h", block_keep=0.1)
 LISTS = [
     Case(**SHAPE, d=d, heads=heads, kv_heads=kv_heads, block_sizes=sizes, **more)

@@ -334,8 +334,8 @@ bool parts_are_right() {
 
 int main() {
   if (!parts_are_right()) return 1;
-  const bool groups_are_right = groups_are(32768, 64, true, 2, 16) && groups_are(32768, 128, true, 2, 8) &&
-                                groups_are(8192, 64, true, 8, 16) && groups_are(8192, 128, true, 8, 0) &&
+  const bool groups_are_right = groups_are(32768, 64, true, 2, 8) && groups_are(32768, 128, true, 2, 4) &&
+                                groups_are(8192, 64, true, 8, 0) && groups_are(8192, 128, true, 8, 0) &&
                                 groups_are(32768, 128, false, 2, 0);
   if (!groups_are_right) return 1;
   std::mt19937 random(1);

@@ -52,9 +52,10 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
   return dims.qk <= 64 ? 1.5 : 1;
 }
 
-// How many pairs of one loop direction, at least, an L2 head group has where a mask is sparse. Key tiles in flight then
-// belong to more heads, so that fewer of them add to the same query tile. More pairs would not fit L2.
-int64_t least_sparse_pairs(sm90::HeadDims dims) { return dims.qk <= 64 ? 8 : 4; }
+// How many pairs of one loop direction, at least, an L2 head group has where lists of blocks are sparse. Key tiles in
+// flight then belong to more heads, so that fewer of them add to the same query tile. More pairs would not fit L2
+// (docs/kernels/log/sm90_backward.md, "Key tiles of sparse lists").
+int64_t least_sparse_pairs(sm90::HeadDims dims) { return dims.qk <= 64 ? 4 : 2; }
 
 // Augmented columns pay from this many tiles of 64 queries, or of 128 keys, on where scores are only scaled, at head
 // dims other than 96. They take four times the bytes of the statistics, which short calls would wait for.
@@ -271,7 +272,7 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
     const double tiles = head_group_waves(dims, query_tiles) * static_cast<double>(blocks);
     const int64_t most = std::max(static_cast<int64_t>(tiles / order.phase_tiles), int64_t{1});
     order.head_group_pairs = pairs_of_head_group(order, most);
-    if (const int64_t least = least_sparse_pairs(dims); p.score_mod.hides_keys() && most < least) {
+    if (const int64_t least = least_sparse_pairs(dims); p.score_mod.blocks.present() && most < least) {
       order.sparse_group_pairs = static_cast<uint16_t>(pairs_of_head_group(order, least));
     }
   }
