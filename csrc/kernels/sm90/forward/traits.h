@@ -154,7 +154,7 @@ struct ForwardShared {
   using Work = sm90::Work<kWarpgroups>;
   Work work[kWorkStages];
   KeyIteration iterations[Traits::kConfig.looks_up_tiles() ? kStages : 1];  // which tiles of keys are in k, where a
-                                                                              // mask may leave some out
+                                                                            // mask may leave some out
   typename Traits::Staged staged[Traits::kGeneric ? Traits::kWarps : 1];
   tile::PipelineBarriers<Traits::kConfig.q_stages> q_pipeline;
   tile::PipelineBarriers<kStages> k_pipeline;
