@@ -15,10 +15,9 @@ def plans(size: int = 128, planes: tuple = (1, 1), backend: str = "sm90", **more
 
 
 FORWARD = [
-    (dict(), dict(kernel=WARP_SPECIALISED, score_mode="blocks", tile=(128, 128))),
+    (dict(), dict(kernel=WARP_SPECIALISED, score_mode="mask", tile=(128, 128))),
     (dict(size=64), dict(kernel=WARP_SPECIALISED, score_mode="mask", tile=(128, 64))),
-    (dict(d=128, options={"causal": "top_left"}), dict(score_mode="blocks", tile=(128, 128))),
-    (dict(d=72, options={"wants_row_max": True}), dict(score_mode="mask", tile=(128, 128))),
+    (dict(d=128), dict(score_mode="mask", tile=(128, 128))),
     (dict(d=128, size=64), dict(score_mode="mask", tile=(128, 64))),
     (dict(d=192, size=64), dict(score_mode="mask", tile=(128, 64))),
     (dict(d=256), dict(score_mode="mask", tile=(128, 64))),

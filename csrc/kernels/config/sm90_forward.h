@@ -58,8 +58,6 @@ struct ForwardConfig {
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
   constexpr bool has_bias() const { return score == ScoreMode::kGeneric || score == ScoreMode::kBiasMask; }
   constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
-  // Whether the tiles of keys that a work tile sees are looked up.
-  constexpr bool looks_up_tiles() const { return has_bias_or_mask() || score == ScoreMode::kBlocks; }
   // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
   constexpr bool modifies_scores() const {
     return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kCausalAlibi;
@@ -171,12 +169,6 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {256, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true,
      .row_max = true},
 
-    // Lists of blocks of 128: a tile is seen as a whole, so scores need no bits of a mask.
-    {.dims = {64, 64}, .score = ScoreMode::kBlocks, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true,
-     .early_lse = true, .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true},
-    {.dims = {128, 128}, .score = ScoreMode::kBlocks, .warpgroups = 2, .block_n = 128, .q_stages = 2,
-     .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
-
     {.dims = {64, 64}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
     {.dims = {128, 128}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 128, .q_stages = 2,
@@ -213,7 +205,7 @@ struct ForwardRegisters {
 constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
   if (config.ctas_per_sm == 2) return {.consumer = 104, .producer = 32};
   if (config.warpgroups == 3) return {.consumer = 160, .producer = 32};
-  if (config.looks_up_tiles()) return {.consumer = 216, .producer = 72};
+  if (config.has_bias_or_mask()) return {.consumer = 216, .producer = 72};
   return {.consumer = 232, .producer = 40};
 }
 

@@ -12,7 +12,6 @@ enum class ScoreMode {
   kScaleOnly,               // a positive scale, and nothing else that changes a score
   kDropout,                 // scale and dropout
   kMask,                    // scale and a boolean mask, intervals or lists of blocks
-  kBlocks,                  // scale and lists of blocks, of which each tile of scores is seen as a whole or not at all
   kSoftcap,                 // a scale of any sign, then a softcap
   kCausalAlibi,             // a positive scale and ALiBi slopes, where no query sees a later key
   kBiasMask,                // scale and a bias, a mask or both
@@ -28,8 +27,6 @@ constexpr const char* name_of(ScoreMode score) {
       return "dropout";
     case ScoreMode::kMask:
       return "mask";
-    case ScoreMode::kBlocks:
-      return "blocks";
     case ScoreMode::kSoftcap:
       return "softcap";
     case ScoreMode::kCausalAlibi:

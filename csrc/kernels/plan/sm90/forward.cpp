@@ -214,22 +214,14 @@ ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 
-// Whether blocks alone hide keys, and tiles of 128 queries and 128 keys are seen as a whole or not at all.
-bool shows_whole_tiles(const attention::ForwardParams& p) {
-  const attention::BlockMask& blocks = p.score_mod.blocks;
-  return (blocks.query_shift == 7) && (blocks.key_shift == 7) && !p.score_mod.intervals.present();
-}
-
-// The row for lists of blocks in place of `chosen`: one for tiles that are seen as a whole, or one whose tiles have as
-// many keys as blocks have. Tiles of 128 keys show blocks of 128.
+// The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of
+// 128 keys show blocks of 128.
 int row_of_blocks(const attention::ForwardParams& p, int chosen) {
   const attention::BlockMask& blocks = p.score_mod.blocks;
   const ForwardConfig& current = sm90::kForwardConfigs[chosen];
-  if (!blocks.present() || current.score != ScoreMode::kMask) return chosen;
-  const bool whole = shows_whole_tiles(p);
+  if (!blocks.present() || current.block_n <= 1 << blocks.key_shift) return chosen;
   const int found = find_row(p, [&](const ForwardConfig& row) {
-    const ScoreMode wanted = whole ? ScoreMode::kBlocks : ScoreMode::kMask;
-    return row.dims == current.dims && row.score == wanted && row.block_n == 1 << blocks.key_shift;
+    return row.dims == current.dims && row.score == current.score && row.block_n == 1 << blocks.key_shift;
   });
   return found == kNoRow ? chosen : found;
 }
@@ -275,7 +267,7 @@ bool takes_intervals(const ForwardPlan& plan) {
   if (plan.kernel == ForwardKernel::kSingleTile) return true;
   if (plan.kernel != ForwardKernel::kWarpSpecialised) return false;
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];
-  return !config.looks_up_tiles() && !config.split_kv;
+  return !config.has_bias_or_mask() && !config.split_kv;
 }
 
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.

@@ -406,7 +406,7 @@ struct ForwardConsumer {
   // Waits for tile n of keys, and looks up which one is next.
   __device__ __forceinline__ void await_keys(int n) {
     stages.wait_keys();
-    if constexpr (Traits::kConfig.looks_up_tiles()) {
+    if constexpr (Traits::kConfig.has_bias_or_mask()) {
       const KeyIteration& iteration = shared.iterations[stages.k.stage];
       masked = uniform(iteration.at.masked) != 0;
       next = {uniform(iteration.next.tile), uniform(iteration.next.masked) != 0};

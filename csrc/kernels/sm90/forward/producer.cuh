@@ -26,7 +26,7 @@ struct ForwardProducer {
       const Work& work = shared.work[work_state.stage];
       if (work.kind == WorkKind::kEnd) break;
       if (work.kind != WorkKind::kAllProcessed) {
-        if constexpr (Traits::kConfig.looks_up_tiles()) {
+        if constexpr (Traits::kConfig.has_bias_or_mask()) {
           load_unmasked(work);
         } else {
           load(work);

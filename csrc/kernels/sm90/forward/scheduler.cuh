@@ -23,7 +23,7 @@ __device__ __forceinline__ ScannedTile scan_of(const attention::AttentionParams&
   using attention::MaskTiles;
   constexpr int kSize = static_cast<int>(MaskTiles::kSize);
   constexpr int kKeys = Traits::kConfig.block_n;
-  static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kConfig.looks_up_tiles()));
+  static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kConfig.has_bias_or_mask()));
   constexpr int kColumns = (kKeys + kSize - 1) / kSize;  // also where tiles of keys are not aligned to the mask's
   if (!p.score_mod.mask_tiles.present()) return {MaskCoverage::kAll, -1};
   const attention::Sequence& sequence = work.item.sequence;
@@ -55,7 +55,7 @@ __device__ __forceinline__ ScannedTile scan_of(const attention::AttentionParams&
 template <class Traits>
 __device__ __forceinline__ MainloopTile unmasked_from(const attention::AttentionParams& p,
                                                       const typename ForwardShared<Traits>::Work& work, int n) {
-  if constexpr (Traits::kConfig.looks_up_tiles()) {
+  if constexpr (Traits::kConfig.has_bias_or_mask()) {
 #pragma unroll 1
     while (n >= work.begin) {
       const ScannedTile scanned = scan_of<Traits>(p, work, n);
@@ -151,7 +151,7 @@ struct ForwardScheduler {
     if (!args.intervals.narrow(work.item.sequence, work.first_query, !Traits::kConfig.has_bias_or_mask())) return false;
     work.kind = kind;
     find_ranges(work);
-    if constexpr (Traits::kConfig.looks_up_tiles())
+    if constexpr (Traits::kConfig.has_bias_or_mask())
       work.end = unmasked_from<Traits>(args.params, work, work.end - 1).tile + 1;
     commit_work();
     return true;

@@ -153,8 +153,8 @@ struct ForwardShared {
   typename Traits::BiasTile bias[Traits::kHasBoxes ? kStages : 1][kWarpgroups];  // stages of k
   using Work = sm90::Work<kWarpgroups>;
   Work work[kWorkStages];
-  KeyIteration iterations[Traits::kConfig.looks_up_tiles() ? kStages : 1];  // which tiles of keys are in k, where a
-                                                                            // mask may leave some out
+  KeyIteration iterations[Traits::kConfig.has_bias_or_mask() ? kStages : 1];  // which tiles of keys are in k, where a
+                                                                              // mask may leave some out
   typename Traits::Staged staged[Traits::kGeneric ? Traits::kWarps : 1];
   tile::PipelineBarriers<Traits::kConfig.q_stages> q_pipeline;
   tile::PipelineBarriers<kStages> k_pipeline;

@@ -6,8 +6,6 @@ template cudaError_t forward<__nv_bfloat16, ScoreMode::kDropout, false>(const Fo
                                                                         void*, cudaStream_t);
 template cudaError_t forward<__nv_bfloat16, ScoreMode::kMask, false>(const ForwardCall&, const plan::ForwardPlan&,
                                                                      void*, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kBlocks, false>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                       void*, cudaStream_t);
 template cudaError_t forward<__nv_bfloat16, ScoreMode::kBiasMask, true>(const ForwardCall&, const plan::ForwardPlan&,
                                                                         void*, cudaStream_t);
 

@@ -6,8 +6,6 @@ template cudaError_t forward<__half, ScoreMode::kDropout, false>(const ForwardCa
                                                                  cudaStream_t);
 template cudaError_t forward<__half, ScoreMode::kMask, false>(const ForwardCall&, const plan::ForwardPlan&, void*,
                                                               cudaStream_t);
-template cudaError_t forward<__half, ScoreMode::kBlocks, false>(const ForwardCall&, const plan::ForwardPlan&, void*,
-                                                                cudaStream_t);
 template cudaError_t forward<__half, ScoreMode::kBiasMask, true>(const ForwardCall&, const plan::ForwardPlan&, void*,
                                                                  cudaStream_t);
 
