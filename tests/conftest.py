@@ -40,7 +40,9 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--random-problems", type=int, default=200, help="how many problems *combinations.py draw")
+    parser.addoption(
+        "--random-problems", type=int, default=200, help="how many *combinations.py and test_tiny_problems.py draw"
+    )
     parser.addoption("--first-problem", type=int, default=0, help="the first of them; its number is its seed")
     parser.addoption("--repeats", type=int, default=5, help="how often cuda/test_paths.py repeats each call")
     parser.addoption(

@@ -54,7 +54,7 @@ FORWARD = [
     (Call(64, d=65, bias=(1, 16, 64, 64)), dict(kernel="streaming", score_mode="bias and mask")),
     (Call(64, bias=(1, 16, 64, 64), bias_dtype=F32), dict(kernel="streaming", score_mode="generic")),
     (Call(64, bias=(1, 16, 64, 64), options={"dropout_p": 0.1}), dict(kernel="streaming", score_mode="generic")),
-    # Head dims: 64, 96, 128, 192, 256, 512, 576; kernels that change scores skip 96, and the last are generic only.
+    # Head dims: 64, 96, 128, 192, 256, 512, 576; kernels that change scores skip 96, and 576 has a generic kernel only.
     (Call(500, d=65), dict(score_mode="scale only", head_dims=(96, 96))),
     (Call(500, d=64, dv=96), dict(score_mode="scale only", head_dims=(96, 96))),
     (Call(500, d=97), dict(score_mode="scale only", head_dims=(128, 128))),
@@ -201,8 +201,9 @@ FORWARD_SM90 = [
         Call(64, options={"backend": "sm90"}),
         dict(kernel="streaming", score_mode="scale only", tile=(64, 64), head_dims=(64, 64)),
     ),
-    (Call(64, d=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
-    (Call(64, dv=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
+    (Call(64, d=65, options={"backend": "sm90"}), dict(kernel="streaming", head_dims=(96, 96))),
+    (Call(65, d=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
+    (Call(65, dv=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
 ]
 
 

@@ -24,10 +24,10 @@ constexpr int kWarpgroupRows = 64;
 // Up to this number of visible keys the portable kernels are faster, where scores are only scaled and no single-tile
 // kernel runs: tiles of this backend would be so empty that several small CTAs per SM do more.
 constexpr int64_t kPortableKeys = 96;
-// The same for the number of queries and keys, with nothing but a scale, a mask, a bias or dropout. At head dims above
-// 64, up to kLargestPortableHeadDim, with nothing but a scale.
+// Calls with at most this many queries and keys take the portable kernels up to head dim 64. Up to kLargestShortHeadDim
+// they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim 64").
 constexpr int64_t kPortableTokens = 64;
-constexpr int64_t kLargestPortableHeadDim = 256;
+constexpr int64_t kLargestShortHeadDim = 256;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
 // queries, this backend's tiles are at least half full.
 constexpr int64_t kQueriesBoundByKeys = 32;
@@ -74,7 +74,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
   if (largest_head_dim(p) > 64) {
-    return tokens <= kPortableTokens && largest_head_dim(p) <= kLargestPortableHeadDim &&
+    return tokens <= kPortableTokens && largest_head_dim(p) <= kLargestShortHeadDim &&
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
   if (tokens <= kPortableTokens) return true;

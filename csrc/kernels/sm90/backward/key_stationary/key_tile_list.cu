@@ -1,6 +1,6 @@
 // Writes the table of key tiles, in the order in which CTAs fetch them, and clears counters of the backward kernel. It
-// has a thread for each entry. Before that, where a mask leaves few iterations of most key tiles, another kernel
-// divides the others into parts.
+// has a thread for each entry. With a mask, and room for parts, divide_kernel runs before it, and decides which key
+// tiles are divided.
 #include <algorithm>
 
 #include "kernels/common/launch/launch_early.cuh"
@@ -133,7 +133,7 @@ struct KeyTileList {
   }
 };
 
-// A sample of the lists of iterations tells whether a mask is sparse. All CTAs get the same answer.
+// A sample of the lists of iterations tells whether lists of blocks are sparse. All CTAs get the same answer.
 struct SampledLists {
   const KeyStationaryArguments& args;
 
@@ -155,7 +155,8 @@ struct SampledLists {
     uint32_t own_iterations = 0;
     uint32_t own_visible = 0;
     for (uint32_t i = threadIdx.x; i < samples; i += blockDim.x) {
-      const auto list = static_cast<uint32_t>(uint64_t{lists} * i / samples);
+      // Spread by a prime: evenly spaced lists would be those of a few key tiles only.
+      const auto list = static_cast<uint32_t>(uint64_t{i} * 2654435761u % lists);
       own_iterations += static_cast<uint32_t>(args.mask.counts[list]);
       own_visible += visible_iterations(list);
     }
@@ -189,8 +190,8 @@ struct KeyTileDivision {
   const LoopOrder& order;
   Header* header;
   int* iterations;         // of each pair's key tiles
-  uint16_t* parts_before;  // of each work tile: how many entries more those before it have
-  uint16_t* sums_before;   // of each pair of a batch entry and key head, and key tile: partial sums of those before it
+  uint16_t* parts_before;  // of each work tile: the sum of (parts - 1) over the work tiles before it
+  uint16_t* sums_before;   // of each key tile (key_tile()): the sum of its predecessors' partial sums
 
   __device__ __forceinline__ static KeyTileDivision of(const KeyStationaryArguments& args) {
     auto* const header =
@@ -252,9 +253,9 @@ struct KeyTileDivider {
     const auto total = static_cast<int64_t>(sum(own_total));
     KeyTileParts parts = KeyTileParts::of(total, static_cast<int64_t>(sum(own_tiles)), ctas);
     while (count_sums(parts) > args.mask.part_sums) parts.iterations *= 2;
-    add_up(division.num_key_tiles(), division.sums_before,
-           [&](uint32_t key_tile) { return division.sums(parts, key_tile); });
-    const uint32_t more = add_up(work_tiles, division.parts_before, [&](uint32_t index) {
+    exclusive_sum(division.num_key_tiles(), division.sums_before,
+                  [&](uint32_t key_tile) { return division.sums(parts, key_tile); });
+    const uint32_t more = exclusive_sum(work_tiles, division.parts_before, [&](uint32_t index) {
       return parts.count(division.iterations_of(list.directed(order.work_tile(index)))) - 1;
     });
     if (threadIdx.x == 0) *division.header = {order.head_group_pairs, work_tiles + more, parts};
@@ -283,9 +284,9 @@ struct KeyTileDivider {
     return static_cast<int64_t>(sum(own));
   }
 
-  // Writes the sum of number_of(i) over what comes before each of `count`, and returns that over all.
+  // An exclusive prefix sum: before[i] is number_of(0) + ... + number_of(i - 1). Returns the total.
   template <class Number>
-  __device__ __forceinline__ static uint32_t add_up(uint32_t count, uint16_t* before, Number&& number_of) {
+  __device__ __forceinline__ static uint32_t exclusive_sum(uint32_t count, uint16_t* before, Number&& number_of) {
     __shared__ uint32_t of_warps[kWarps];
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
