@@ -1,7 +1,7 @@
 // LoopOrder on random problems. Each key tile that sees a query tile contributes to it once, and the ranks of
 // contributors have no gaps. An iteration waits only for work tiles that were fetched before, or for those of its
 // phase. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
-// takes. All of this also holds for the iterations that a mask leaves, for the L2 head groups of sparse masks, and
+// takes. All of this also holds for the iterations that a mask leaves, for the L2 head groups of sparse lists, and
 // where long key tiles are divided into parts.
 #include "kernels/schedule/loop_order.h"
 
@@ -274,13 +274,13 @@ Problem random_problem(std::mt19937& random) {
   problem.order =
       flash_attn_ext::plan::loop_order(p, problem.blocks, LoopOrder::num_tiles(longest_q, LoopOrder::kQueries));
   problem.masked = !problem.order.split_kv && (has_intervals || pick(0, 1) == 1);
-  if (problem.order.sparse_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.of_sparse_mask();
+  if (problem.order.sparse_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.of_sparse_lists();
   problem.hidden = pick(0, 15);
   if (problem.masked && !problem.order.cyclic && pick(0, 1)) problem.parts = {pick(1, 6)};
   return problem;
 }
 
-// The pairs of an L2 head group, and those where a mask is sparse, of 16 heads on 132 CTAs.
+// The pairs of an L2 head group, and those where lists are sparse, of 16 heads on 132 CTAs.
 bool groups_are(int64_t tokens, int64_t head_dim, bool has_blocks, uint32_t pairs, uint32_t sparse_pairs) {
   BackwardParams p;
   p.element = ElementType::kBFloat16;
@@ -296,7 +296,7 @@ bool groups_are(int64_t tokens, int64_t head_dim, bool has_blocks, uint32_t pair
   }
   const LoopOrder order = flash_attn_ext::plan::loop_order(p, 132, LoopOrder::num_tiles(tokens, LoopOrder::kQueries));
   if (order.head_group_pairs == pairs && order.sparse_group_pairs == sparse_pairs) return true;
-  std::printf("%lld tokens, head dim %lld, blocks %d: groups of %u pairs, and of %u where a mask is sparse\n",
+  std::printf("%lld tokens, head dim %lld, blocks %d: groups of %u pairs, and of %u where lists are sparse\n",
               static_cast<long long>(tokens), static_cast<long long>(head_dim), has_blocks, order.head_group_pairs,
               static_cast<unsigned>(order.sparse_group_pairs));
   return false;

@@ -209,7 +209,8 @@ struct BackwardPlan {
     WorkspacePart dq_semaphores;
     WorkspacePart key_tiles;
     WorkspacePart work_counter;
-    // Partial dK and dV: of the shares of a KV group, of earlier query chunks, or of both; of parts of key tiles.
+    // Partial dK and dV: of shares of a KV group, of earlier query chunks, or of both. With a mask also of parts of key
+    // tiles.
     WorkspacePart key_sums;
     WorkspacePart query_sums;  // partial dQ of earlier key chunks
     WorkspacePart arrivals;

@@ -18,12 +18,12 @@ struct KeyTileParts {
   // Partial dK and dV take about as long as a few iterations do.
   static constexpr int64_t kLeastIterations = 16;
 
-  int iterations;  // of a part, about
+  int iterations;  // a part has about as many
 
-  // tiles: that have iterations. All of a launch has `total` iterations.
+  // `tiles` key tiles have iterations, `total` of them in the launch.
   FLASH_HOST_DEVICE static KeyTileParts of(int64_t total, int64_t tiles, int64_t ctas) {
-    // The launch ends on parts. A CTA has at least this many of them, if nothing is divided that is about as long as
-    // most key tiles are.
+    // A launch ends when its last parts do, so a part has at most about an eighth of a CTA's share of the iterations.
+    // But key tiles of about the mean length stay whole.
     constexpr int64_t kPartsOfCta = 8;
     constexpr int64_t kTimesMean = 2;
     const int64_t of_cta = total / (kPartsOfCta * ctas);

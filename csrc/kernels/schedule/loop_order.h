@@ -23,9 +23,9 @@
 //
 // A work tile is a key tile of a pair. A pair is a batch entry and a key head. Where the query heads of a KV group are
 // divided into shares, each share makes a pair of its own, and the partial dK and dV of the shares are summed
-// (key_epilogue.cuh). Pairs are scheduled in L2 head groups, one group after the other. A group has more pairs where a
-// mask leaves few iterations (is_sparse). Where a pair has phases, key tile j belongs to phase j mod 2^n, and in cyclic
-// order the phases run one after the other.
+// (key_epilogue.cuh). Pairs are scheduled in L2 head groups, one group after the other. A group has more pairs where
+// lists of blocks leave few iterations (is_sparse). Where a pair has phases, key tile j belongs to phase j mod 2^n, and
+// in cyclic order the phases run one after the other.
 //
 //  ascending   From the first query tile that sees the key tile to the last; the last key tile is fetched first. Causal
 //              key tiles start together, each two query tiles after the one that was fetched before it, and end
@@ -67,7 +67,7 @@ struct LoopOrder {
   uint32_t head_group_pairs = 0;  // pairs of an L2 head group
   bool cyclic = false;
   bool split_kv = false;
-  uint16_t sparse_group_pairs = 0;  // the same as head_group_pairs where a mask is sparse; 0: there are no such masks
+  uint16_t sparse_group_pairs = 0;  // head_group_pairs where lists of blocks are sparse; 0: the same as otherwise
   uint32_t log2_accumulators = 0;   // accumulators of dQ for each query tile: one, or in split-KV one for each phase
 
   // The number of leading key tiles that have work tiles, for each loop direction.
@@ -82,13 +82,13 @@ struct LoopOrder {
     return (count + 1) / 2 * of_direction.ascending + count / 2 * of_direction.descending;
   }
 
-  // Whether a mask leaves so few iterations that key tiles of a pair come at a query tile at random, and wait for each
-  // other. visible: what there are without the mask.
+  // Whether lists of blocks leave so few of the `visible` iterations that key tiles of a pair reach a query tile in no
+  // order, and wait for each other.
   FLASH_HOST_DEVICE static bool is_sparse(uint32_t iterations, uint32_t visible) {
     return 8 * int64_t{iterations} <= 3 * int64_t{visible};
   }
-  // The order of the same work tiles where a mask is sparse. It changes no rank: those of a pair keep their order.
-  FLASH_HOST_DEVICE LoopOrder of_sparse_mask() const {
+  // The order of the same work tiles where lists are sparse. It changes no rank: the tiles of a pair keep their order.
+  FLASH_HOST_DEVICE LoopOrder of_sparse_lists() const {
     LoopOrder order = *this;
     order.head_group_pairs = sparse_group_pairs;
     return order;

@@ -70,8 +70,8 @@ struct ChunkedKeyTileWork : KeyTileWork {
 
 static_assert(sizeof(ChunkedKeyTileWork) == QueryChunks::kWorkBytes);
 
-// The same where a mask leaves some of the iterations. The work tile may be a part of the key tile and share
-// (KeyTileParts). Its partial sums are those of all parts and shares of the key tile.
+// A KeyTileWork where there is a mask. It may be one part of a key tile and share (KeyTileParts). The partial sums are
+// those of all parts and shares of the key tile.
 struct MaskedKeyTileWork : KeyTileWork {
   int first_iteration;  // of those that the key tile and share have
   int partial_sums;     // the index of the first partial dK and dV of the key tile
@@ -134,9 +134,10 @@ struct KeyStationaryWorkspace {
   uint8_t* dkdv_nan_flags;
   uint32_t* work_counter;
   // Of each key tile, share and warpgroup: partial dV, then dK / scale, in register order. Those of parts of key tiles
-  // (KeyTileParts) lie behind.
+  // (KeyTileParts) follow them.
   float* key_sums;
-  // Of each key tile and warpgroup: how many shares have stored their partial dK and dV. Those of parts lie behind.
+  // Of each key tile and warpgroup: how many shares have stored their partial dK and dV. The counters of
+  // key tiles with parts follow them.
   int* arrivals;
   int tiles_of_head;
   int accumulators_of_head;  // of dQ: as many, in split-KV times the phases

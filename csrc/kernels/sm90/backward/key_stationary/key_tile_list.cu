@@ -139,7 +139,7 @@ struct SampledLists {
 
   // The order of work tiles. All threads of the CTA must call this.
   __device__ __forceinline__ LoopOrder order() const {
-    return args.order.sparse_group_pairs > 0 && are_sparse() ? args.order.of_sparse_mask() : args.order;
+    return args.order.sparse_group_pairs > 0 && are_sparse() ? args.order.of_sparse_lists() : args.order;
   }
 
  private:
