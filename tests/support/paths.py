@@ -1,6 +1,7 @@
 """A call for each path through the GPU backends: for each kernel of the plans, and for what their columns decide.
 
-The plans need no GPU, so surface/test_plans_of_paths.py compares them with this table, and the table with the names of kernels.
+The plans need no GPU, so surface/test_plans_of_paths.py compares them with this table, and the table with the names of
+kernels.
 """
 
 from __future__ import annotations
