@@ -128,7 +128,7 @@ void print_sm80() {
                {"ctas_per_sm_backward", ctas_per_sm_backward}});
   }
   for (const sm80::DqConfig& config : sm80::kDqConfigs) {
-    const auto& [element_bytes, head_dim, score, tile, divides_keys, stores_scores, shares_tile] = config;
+    const auto& [element_bytes, head_dim, score, tile, divides_keys, stores_scores, one_key_tile] = config;
     const auto& [queries, keys, warps, columns, blocks, stages] = tile;
     print_row("sm80 dQ", score,
               {{"element_bytes", element_bytes},
@@ -141,10 +141,10 @@ void print_sm80() {
                {"stages", stages},
                {"divides_keys", divides_keys},
                {"stores_p_and_ds", stores_scores},
-               {"shares_tile", shares_tile}});
+               {"one_key_tile", one_key_tile}});
   }
   for (const sm80::DkdvConfig& config : sm80::kDkdvConfigs) {
-    const auto& [element_bytes, head_dim, score, tile, stores_scores, shares_tile] = config;
+    const auto& [element_bytes, head_dim, score, tile, stores_scores, one_query_tile] = config;
     const auto& [keys, queries, warps, stages, columns, both, blocks] = tile;
     print_row("sm80 dK/dV", score,
               {{"element_bytes", element_bytes},
@@ -157,7 +157,7 @@ void print_sm80() {
                {"stages", stages},
                {"both", both},
                {"stores_ds", stores_scores},
-               {"shares_tile", shares_tile}});
+               {"one_query_tile", one_query_tile}});
   }
 }
 

@@ -258,7 +258,7 @@ TABLES = {
             ),
             Note(
                 "K and V share a tile",
-                is_set("shares_tile"),
+                is_set("one_key_tile"),
                 "shared memory has no room for two, so each is loaded when the other one is not read any more",
             ),
         ),
@@ -273,7 +273,7 @@ TABLES = {
             Note("stores dS", is_set("stores_ds"), "may materialise dS for the GEMM of dQ"),
             Note(
                 "Q and dO share a tile",
-                is_set("shares_tile"),
+                is_set("one_query_tile"),
                 "shared memory has no room for two, so each is loaded when the other one is not read any more",
             ),
         ),
