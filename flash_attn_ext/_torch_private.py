@@ -92,6 +92,12 @@ def keys_of(name: str) -> torch._C.DispatchKeySet:
     return DispatchKeySet(torch._C.DispatchKey.__members__[name])
 
 
+def forget_choices_of_kernels(operator: torch._ops.OpOverloadPacket) -> None:
+    """Traces remember which kernel of an operator each dispatch key has. PyTorch does not tell them of changes."""
+    for overload in operator.overloads():
+        getattr(operator, overload)._dispatch_cache.clear()
+
+
 def parameters_of(operator: torch._ops.OpOverload) -> list[str]:
     """The names of an operator's parameters, in order."""
     return [argument.name for argument in operator._schema.arguments]

@@ -1,5 +1,6 @@
 """torch.nn.attention's switch: what it replaces and restores, whom it reaches, and what it leaves to PyTorch."""
 
+import contextlib
 import inspect
 import threading
 import warnings
@@ -107,6 +108,19 @@ def test_activated_twice_and_restored_once():
         F.scaled_dot_product_attention(*qkv())
     attention.restore_flash_attention_impl()
     assert passes == ["forward"] and dispatch_tables() == before
+
+
+@pytest.mark.parametrize("first_is_ours", [True, False])
+def test_compiled_before_and_after_the_switch(first_is_ours, fresh_compiler):
+    """What one trace has chosen holds for no other."""
+    q, k, v = qkv()
+    expected = torch.autograd.grad(flash_attn_ext.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+    for ours in (first_is_ours, not first_is_ours, first_is_ours):
+        torch._dynamo.reset()
+        compiled = torch.compile(F.scaled_dot_product_attention, backend="aot_eager", fullgraph=True)
+        with aten.active() if ours else contextlib.nullcontext():
+            out = compiled(q, k, v)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), (q, k, v)), expected)
 
 
 def test_what_could_not_be_replaced_is_as_before(monkeypatch):

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import Library
 from torch.overrides import TorchFunctionMode
@@ -172,6 +173,27 @@ def test_a_library_takes_its_kernel_away():
     assert not names.has_kernel("flash_attn_ext_test::gone", "CUDA")
     names.destroy(library)
     assert not hasattr(torch.ops.flash_attn_ext_test, "gone")
+
+
+@of("forget_choices_of_kernels")
+def test_traces_choose_again(library):
+    library.define("chosen(Tensor x) -> Tensor")
+    library.impl("chosen", torch.sin, "CompositeImplicitAutograd")
+    operator = torch.ops.flash_attn_ext_test.chosen
+
+    def keys_at_which_a_trace_finds_a_kernel() -> list[str]:
+        with enable_python_dispatcher():
+            operator(torch.ones(2, requires_grad=True))
+        return [str(key) for key in operator.default._dispatch_cache]
+
+    replacement = Library("flash_attn_ext_test", "IMPL")
+    for key in ("AutogradCPU", "CPU"):
+        replacement.impl("chosen", torch.cos, key)
+    keys_at_which_a_trace_finds_a_kernel()
+    names.destroy(replacement)
+    assert keys_at_which_a_trace_finds_a_kernel() == ["DispatchKey.AutogradCPU", "DispatchKey.CPU"]
+    names.forget_choices_of_kernels(operator)
+    assert keys_at_which_a_trace_finds_a_kernel() == ["DispatchKey.AutogradCPU"]
 
 
 @of("parameters_of")

@@ -11,7 +11,7 @@ import torch
 from torch.library import Library
 
 from flash_attn_ext import _C
-from flash_attn_ext._torch_private import destroy, has_kernel, keys_of
+from flash_attn_ext._torch_private import destroy, forget_choices_of_kernels, has_kernel, keys_of
 from flash_attn_ext.integrations._fused_inference import fused_inference
 from flash_attn_ext.integrations._warnings import is_of_the_machine, warn_once
 from flash_attn_ext.integrations.torch_backend import cpu_flash, cudnn, efficient, flash, seeds
@@ -116,6 +116,7 @@ def _replace() -> None:
                     _put_in_place(override, _libraries[-1])
         for key in _FUNCTION_KEYS:
             _put_front(FUNCTION, key)
+        _tell_traces()
     except BaseException:
         _restore()
         raise
@@ -126,7 +127,14 @@ def _restore() -> None:
         _fronts.pop().remove()
     while _libraries:
         destroy(_libraries.pop())
+    _tell_traces()
     fused_inference.switch_back()
+
+
+def _tell_traces() -> None:
+    """Without this, torch.compile would look for kernels that are gone, and its graphs would lack derivatives."""
+    for operator in (FUNCTION, *(override.operator for override in OVERRIDES)):
+        forget_choices_of_kernels(getattr(torch.ops.aten, operator))
 
 
 def _put_in_place(override: Override, library: Library) -> None:
