@@ -6,11 +6,13 @@ and there is one for each minor version of torch and each Python.
 
 import ctypes
 import hashlib
+import itertools
 import os
 import platform
 import re
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -205,11 +207,12 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "/").replace('"', "'") + '"'
 
 
-def glue_flags(plan: Plan, source: str) -> list[str]:
+def glue_flags(plan: Plan, files: Sequence[str]) -> list[str]:
     torch = plan.torch.root / "include"
     system = [torch, torch / "torch/csrc/api/include", plan.python_include]
     include = [word for path in system for word in ("-isystem", str(path))]
-    return [*GLUE_CXX_FLAGS, *define_flags(plan, source), *include]
+    defines = dict.fromkeys(flag for file in files for flag in define_flags(plan, file))
+    return [*GLUE_CXX_FLAGS, *defines, *include, *(word for file in files for word in ("-include", file))]
 
 
 def library_link_flags(plan: Plan) -> list[str]:
@@ -242,10 +245,14 @@ def sources(*suffixes: str, of_glue: bool) -> list[str]:
 
 
 def glue_objects(plan: Plan) -> list[Edge]:
-    return [
-        Edge("cxx", [source], str(plan.glue_dir / "objects" / f"{source}.o"), glue_flags(plan, source))
-        for source in sources(".cpp", of_glue=True)
-    ]
+    """One for each folder."""
+    edges = []
+    by_folder = sorted(sources(".cpp", of_glue=True), key=os.path.dirname)
+    for folder, of_folder in itertools.groupby(by_folder, os.path.dirname):
+        files = list(of_folder)
+        output = str(plan.glue_dir / "objects" / f"{folder}.o")
+        edges.append(Edge("cxx_folder", files, output, glue_flags(plan, files)))
+    return edges
 
 
 def library_objects(plan: Plan, kernels_dir: str) -> list[Edge]:
