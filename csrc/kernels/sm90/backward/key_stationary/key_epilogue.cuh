@@ -50,8 +50,10 @@ template <class Traits>
 struct ChunkSums {
   using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
   using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
-  static constexpr int kDvFloats = tile::RegisterOrder<Dv>::kFloats;
-  static constexpr int kFloats = kDvFloats + tile::RegisterOrder<Dk>::kFloats;
+  using DkInMemory = tile::RegisterOrder<Dk>;
+  using DvInMemory = tile::RegisterOrder<Dv>;
+  static constexpr int kDvFloats = DvInMemory::kFloats;
+  static constexpr int kFloats = kDvFloats + DkInMemory::kFloats;
 
   const KeyStationaryArguments& args;
   const typename Traits::Work& work;
@@ -76,109 +78,81 @@ struct ChunkSums {
   }
 };
 
-// dK and dV of key tiles where each share of the KV group's query heads is a work tile of its own
-// (LoopOrder::kv_group_shares). Each share stores its partial dK and dV in memory and counts itself. The last one to
-// arrive, whichever it is, adds all partials up in the order of heads. So no CTA waits, and the sums are bitwise
-// reproducible. Partials are in register order.
-//
-// Memory ordering between CTAs: a barrier orders the warpgroup's stores before one thread's addition to the counter.
-// The addition releases these stores, and acquires those of earlier shares. Another barrier passes that on to the
-// warpgroup. PTX ISA, "causality order".
+// Partial dK and dV of key tiles where each share of the KV group's query heads is a work tile of its own
+// (LoopOrder::kv_group_shares).
 template <class Traits>
 struct KvGroupShareSums {
-  using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
-  using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
-
   const KeyStationaryArguments& args;
   const typename Traits::Work& work;
   const int warpgroup;
 
-  // True for the last share to arrive: dk and dv are then the sums, to be stored.
-  __device__ __forceinline__ bool combine(Dk& dk, Dv& dv, int& arrived) const {
-    const auto shares = static_cast<int>(args.order.kv_group_shares);
-    float* const own = partial_of(work.kv_group_share);
-    DvInMemory::store(own, dv);
-    DkInMemory::store(own + DvInMemory::kFloats, dk);
-    sync_warpgroup();
-    if (DvInMemory::own() == 0) {
-      arrived = ptx::add_releasing_acquiring(args.workspace.arrivals + work.index * Traits::kWarpgroups + warpgroup, 1);
-    }
-    sync_warpgroup();
-    if (uniform(arrived) + 1 < shares) return false;
-    dk.clear();
-    dv.clear();
-    const auto load = [](const float4* from) { return __ldcg(from); };
-#pragma unroll 1
-    for (int share = 0; share < shares; ++share) {
-      const float* const partial = partial_of(share);
-      DvInMemory::template load<true>(dv, partial, load);
-      DkInMemory::template load<true>(dk, partial + DvInMemory::kFloats, load);
-    }
-    return true;
-  }
-
- private:
-  using DkInMemory = tile::RegisterOrder<Dk>;
-  using DvInMemory = tile::RegisterOrder<Dv>;
-  static constexpr int kFloats = DvInMemory::kFloats + DkInMemory::kFloats;
-
-  __device__ __forceinline__ void sync_warpgroup() const { sync_key_warpgroup(warpgroup); }
-
-  __device__ __forceinline__ float* partial_of(int share) const {
+  __device__ __forceinline__ int partials() const { return static_cast<int>(args.order.kv_group_shares); }
+  __device__ __forceinline__ int own_partial() const { return work.kv_group_share; }
+  __device__ __forceinline__ int counter() const { return work.index; }
+  // Where this thread's floats of a partial begin.
+  __device__ __forceinline__ float* partial(int share) const {
+    using Sums = ChunkSums<Traits>;
     if constexpr (Traits::kChunked) {
-      return ChunkSums<Traits>{args, work, warpgroup}.of_share(share) + DvInMemory::own();
+      return Sums{args, work, warpgroup}.of_share(share) + Sums::DvInMemory::own();
     } else {
       const int64_t tile = int64_t{work.index} * args.order.kv_group_shares + share;
-      return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
+      return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * Sums::kFloats +
+             Sums::DvInMemory::own();
     }
   }
 };
 
-// The same where there is a mask: the partial sums are those of all parts of a key tile (KeyTileParts), of one share
-// after the other.
+// The same where there is a mask: partials are those of all parts of a key tile (KeyTileParts), of one share after the
+// other.
 template <class Traits>
 struct KeyTileSums {
-  using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
-  using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
-
   const KeyStationaryArguments& args;
   const MaskedKeyTileWork& work;
   const int warpgroup;
 
-  // True for the last part to arrive: dk and dv are then the sums, to be stored.
-  __device__ __forceinline__ bool combine(Dk& dk, Dv& dv, int& arrived) const {
-    const int partials = work.partials;
-    float* const own = partial_of(work.partial);
-    DvInMemory::store(own, dv);
-    DkInMemory::store(own + DvInMemory::kFloats, dk);
-    sync_key_warpgroup(warpgroup);
-    if (DvInMemory::own() == 0) {
-      int* const counter = args.workspace.arrivals + work.arrivals * Traits::kWarpgroups + warpgroup;
-      arrived = ptx::add_releasing_acquiring(counter, 1);
-    }
-    sync_key_warpgroup(warpgroup);
-    if (uniform(arrived) + 1 < partials) return false;
-    dk.clear();
-    dv.clear();
-    const auto load = [](const float4* from) { return __ldcg(from); };
-#pragma unroll 1
-    for (int i = 0; i < partials; ++i) {
-      const float* const partial = partial_of(i);
-      DvInMemory::template load<true>(dv, partial, load);
-      DkInMemory::template load<true>(dk, partial + DvInMemory::kFloats, load);
-    }
-    return true;
-  }
-
- private:
-  using DkInMemory = tile::RegisterOrder<Dk>;
-  using DvInMemory = tile::RegisterOrder<Dv>;
-  static constexpr int kFloats = DvInMemory::kFloats + DkInMemory::kFloats;
-
-  __device__ __forceinline__ float* partial_of(int partial) const {
-    const int64_t tile = int64_t{work.partial_sums} + partial;
-    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
+  __device__ __forceinline__ int partials() const { return work.partials; }
+  __device__ __forceinline__ int own_partial() const { return work.partial; }
+  __device__ __forceinline__ int counter() const { return work.arrivals; }
+  __device__ __forceinline__ float* partial(int number) const {
+    using Sums = ChunkSums<Traits>;
+    const int64_t tile = int64_t{work.partial_sums} + number;
+    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * Sums::kFloats + Sums::DvInMemory::own();
   }
 };
+
+// Stores a work tile's partial dK and dV in memory and counts it. The last one to arrive, whichever it is, adds all
+// partials of the key tile up, in their order, and gets true: dk and dv are then the sums, to be stored. So no CTA
+// waits, and the sums are bitwise reproducible. Partials are in register order.
+//
+// Memory ordering between CTAs: a barrier orders the warpgroup's stores before one thread's addition to the counter.
+// The addition releases these stores, and acquires those of earlier work tiles. Another barrier passes that on to the
+// warpgroup. PTX ISA, "causality order".
+template <class Traits, class Sums>
+__device__ __forceinline__ bool combine_partials(const Sums& sums, typename ChunkSums<Traits>::Dk& dk,
+                                                 typename ChunkSums<Traits>::Dv& dv, int& arrived) {
+  using DkInMemory = typename ChunkSums<Traits>::DkInMemory;
+  using DvInMemory = typename ChunkSums<Traits>::DvInMemory;
+  const int partials = sums.partials();
+  float* const own = sums.partial(sums.own_partial());
+  DvInMemory::store(own, dv);
+  DkInMemory::store(own + DvInMemory::kFloats, dk);
+  sync_key_warpgroup(sums.warpgroup);
+  if (DvInMemory::own() == 0) {
+    int* const arrivals = sums.args.workspace.arrivals;
+    arrived = ptx::add_releasing_acquiring(arrivals + sums.counter() * Traits::kWarpgroups + sums.warpgroup, 1);
+  }
+  sync_key_warpgroup(sums.warpgroup);
+  if (uniform(arrived) + 1 < partials) return false;
+  dk.clear();
+  dv.clear();
+  const auto load = [](const float4* from) { return __ldcg(from); };
+#pragma unroll 1
+  for (int i = 0; i < partials; ++i) {
+    const float* const partial = sums.partial(i);
+    DvInMemory::template load<true>(dv, partial, load);
+    DkInMemory::template load<true>(dk, partial + DvInMemory::kFloats, load);
+  }
+  return true;
+}
 
 }  // namespace flash_attn_ext::sm90

@@ -307,14 +307,15 @@ struct KeyWarpgroup {
       if (work.partials > 1) {
         clear_if_empty();
         if (first_key_of(work) < work.contributor.num_keys &&
-            !KeyTileSums<Traits>{args, work, warpgroup}.combine(dk, dv, shared.arrived[warpgroup])) {
+            !combine_partials<Traits>(KeyTileSums<Traits>{args, work, warpgroup}, dk, dv, shared.arrived[warpgroup])) {
           return;
         }
       }
     } else if (args.order.kv_group_shares > 1) {
       clear_if_empty();
       if (first_key_of(work) < work.contributor.num_keys &&
-          !KvGroupShareSums<Traits>{args, work, warpgroup}.combine(dk, dv, shared.arrived[warpgroup])) {
+          !combine_partials<Traits>(KvGroupShareSums<Traits>{args, work, warpgroup}, dk, dv,
+                                    shared.arrived[warpgroup])) {
         return;
       }
     }

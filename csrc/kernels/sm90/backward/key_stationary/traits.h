@@ -146,7 +146,7 @@ struct KeyStationaryShared {
   typename Traits::DqPipeline dq_pipeline;
   tile::PipelineBarriers<kWorkStages> work_pipeline;
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
-  int arrived[Traits::kWarpgroups];  // KvGroupShareSums, KeyTileSums
+  int arrived[Traits::kWarpgroups];  // combine_partials
   struct NoBounds {};
   [[no_unique_address]] std::conditional_t<Traits::kMasked, IntervalBounds[kStages], NoBounds> bounds;
 
