@@ -14,7 +14,9 @@ BACKENDS = (
         ("`plan_forward_sm80", "`plan_backward_sm80"),
     ),
 )
+SHORT_BIAS = ("`takes_short_bias", "short heads with a bias,", "head dims to 32?")
 FORWARD = (
+    (SHORT_BIAS, "yes", ("`plan_forward_", "`short_bias")),
     (
         ("`is_for_portable_kernels", "a cache, nearly empty tiles,", "few queries of many keys?"),
         "yes",
@@ -30,8 +32,10 @@ FORWARD = (
         "yes",
         ("`sm90/forward", "in split-KV"),
     ),
+    (("`choose_row", "a kernel for head dims,", "scores and shape?"), "no", ("`plan_forward_sm80",)),
 )
 BACKWARD = (
+    (SHORT_BIAS, "yes", ("`plan_backward_", "`short_bias")),
     (
         ("`is_for_portable_kernels", "a short call, or a gradient", "only sm80 computes?"),
         "yes",

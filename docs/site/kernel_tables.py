@@ -152,9 +152,9 @@ TABLES = {
         notes=(
             Note("overlap", is_set("intra_overlap"), "a warpgroup issues the next S before it stores O"),
             Note(
-                "{parts} parts",
+                "halves",
                 lambda row: row["parts"] > 1,
-                "the QK GEMM of the second part of the keys overlaps the PV GEMM of the first part",
+                "the QK GEMM of the second half of the keys overlaps the PV GEMM of the first half",
             ),
         ),
     ),

@@ -1,7 +1,7 @@
 """Scores that grow far beyond those of the first keys that a kernel reads.
 
 The sm90 kernel refers the exponents of bfloat16 scores to a row's first key tile, and computes a query tile
-again where a row's sum leaves its range (docs/numerics.md, "A fixed reference"). Here some tiles have such
+again where a row's sum leaves its range (docs/numerics.md, "A fixed row maximum"). Here some tiles have such
 rows and others have none, in calls so long that they take that kernel.
 """
 
