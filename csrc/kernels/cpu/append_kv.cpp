@@ -1,5 +1,5 @@
-// Appends new keys and values to a cache, and rotates new keys and q. Work item: one row of a key head (a new key and
-// its value) or of a query head; an item owns what it writes.
+// Appends new keys and values to a cache, and rotates new keys and q. Work tile: one row of a key head (a new key and
+// its value) or of a query head; a work tile owns what it writes.
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/gemm/operand.h"
 #include "kernels/cpu/services.h"
@@ -63,9 +63,9 @@ void rotate_row(const Rotary& rotary, int64_t position, int64_t num_columns, con
 template <class Function>
 void for_each_row(int64_t batch, int64_t num_heads, int64_t rows, Function&& function) {
   parallel_for(batch * num_heads * rows, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t head_index = item / rows;
-      function(RowIndex{head_index / num_heads, head_index % num_heads, item % rows});
+    for (int64_t work_tile = begin; work_tile < end; ++work_tile) {
+      const int64_t head_index = work_tile / rows;
+      function(RowIndex{head_index / num_heads, head_index % num_heads, work_tile % rows});
     }
   });
 }

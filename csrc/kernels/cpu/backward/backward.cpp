@@ -1,13 +1,13 @@
 // Backward pass: dQ, dK, dV, dBias and dslope in five GEMMs (Dao 2023, "FlashAttention-2", algorithm 2).
 //
-// Work item: one tile of kStreamedRows keys of one key head. For each tile of kStationaryRows queries that sees it, in
+// Work tile: one tile of kStreamedRows keys of one key head. For each tile of kStationaryRows queries that sees it, in
 // order, and each query head of the group, in order:
 //   S = Q K^T, dP = dO V^T                  (K and V packed transposed; rows are queries)
 //   P = exp(score - lse), dS = P (dP - delta)
-//   dV += P^T dO, dK += dS^T Q              (only the item adds to these: key_sums.h)
+//   dV += P^T dO, dK += dS^T Q              (only the work tile adds to these: key_sums.h)
 //   dQ += dS K                              (tiles of keys add in the order of their ranks: order_semaphores.h; if
 //                                            all keys fit one tile, it stores dQ at once)
-// So every sum has one order, whichever threads run the items.
+// So every sum has one order, whichever threads run the work tiles.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -76,7 +76,7 @@ class BackwardWorker {
     dk_.start(keys.end - keys.begin);
     dv_.start(keys.end - keys.begin);
     dbias_.start(key_head, keys.begin);
-    // An item that stores dQ also stores the 0 of queries that see no key.
+    // A work tile that stores dQ also stores the 0 of queries that see no key.
     const Interval queries =
         dq_.stored_at_once() ? Interval{0, sequence.num_queries} : p_.visibility.queries_of_tile(keys, sequence);
     for (int64_t tile = queries.begin / kStationaryRows; tile * kStationaryRows < queries.end; ++tile) {
@@ -98,7 +98,7 @@ class BackwardWorker {
   // Whether anything but dV is wanted.
   bool wants_ds() const { return p_.dq.data || p_.dk.data || p_.dbias.present() || alibi_partials_; }
 
-  // wait_for_rank() returns when all items of lower rank have added their sums for these queries.
+  // wait_for_rank() returns when all work tiles of lower rank have added their sums for these queries.
   template <class Wait>
   void query_tile(int64_t head, const Interval& queries, Wait&& wait_for_rank) {
     Interval seen = p_.visibility.keys_of_tile(queries, sequence_);
@@ -183,16 +183,17 @@ void backward_as(const BackwardParams& p) {
     if (!operands.one_tile) operands.load(key_heads);
     dq.start(key_heads);
     const int64_t num_heads = key_heads.end - key_heads.begin;
-    // The tiles of keys of a head share its dQ. All items share a bias that is broadcast along batch entries or heads.
+    // The tiles of keys of a head share its dQ. All work tiles share a bias that is broadcast along batch entries or
+    // heads.
     const bool shares_dq = dq.wanted() && !dq.stored_at_once();
     const int64_t distance = DbiasSums<Real>::shared(p.dbias) ? 1 : shares_dq ? num_heads : 0;
     OrderSemaphores semaphores(num_heads * tiles, distance);
-    run_items(num_heads * tiles, distance == 0 ? grain_of_neighbours(num_heads * tiles) : 1, [&] {
+    run_work_tiles(num_heads * tiles, distance == 0 ? grain_of_neighbours(num_heads * tiles) : 1, [&] {
       double* partials = alibi_partials.empty() ? nullptr : alibi_partials.data();
-      return [&, worker = BackwardWorker<Real>(p, operands, dq, partials)](int64_t item) mutable {
-        OrderSemaphores::Rank rank(semaphores, item);
-        const int64_t head_index = key_heads.begin + item % num_heads;
-        const int64_t begin = item / num_heads * kStreamedRows;  // most queries see the first keys: these go first
+      return [&, worker = BackwardWorker<Real>(p, operands, dq, partials)](int64_t work_tile) mutable {
+        OrderSemaphores::Rank rank(semaphores, work_tile);
+        const int64_t head_index = key_heads.begin + work_tile % num_heads;
+        const int64_t begin = work_tile / num_heads * kStreamedRows;  // most queries see the first keys: these go first
         const Sequence sequence = p.sequences.at(head_index / p.num_heads_k);
         const int64_t end = std::min(begin + kStreamedRows, sequence.num_keys);
         if (begin < end || dq.stored_at_once()) worker.run(sequence, head_index % p.num_heads_k, {begin, end}, rank);

@@ -4,7 +4,7 @@
 // delta is all that remains where dS cancels: over a row (a bias that is constant along keys has gradient 0), or where
 // a query sees one key only.
 //
-// Work item: one tile of kStationaryRows queries of one head, streaming over the key tiles that it sees, in order.
+// Work tile: one tile of kStationaryRows queries of one head, streaming over the key tiles that it sees, in order.
 #include <algorithm>
 #include <vector>
 
@@ -59,10 +59,10 @@ void backward_delta(const BackwardParams& params) {
     operands.load(key_heads);
     const int64_t first_head = key_heads.begin * params.queries_per_key_head();
     const int64_t num_heads = (key_heads.end - key_heads.begin) * params.queries_per_key_head();
-    run_items(num_heads * tiles, [&] {
-      return [&, worker = DeltaWorker(params, operands)](int64_t item) mutable {
-        const int64_t head_index = first_head + item % num_heads;
-        const int64_t begin = (tiles - 1 - item / num_heads) * kStationaryRows;  // longest first: the last queries
+    run_work_tiles(num_heads * tiles, [&] {
+      return [&, worker = DeltaWorker(params, operands)](int64_t work_tile) mutable {
+        const int64_t head_index = first_head + work_tile % num_heads;
+        const int64_t begin = (tiles - 1 - work_tile / num_heads) * kStationaryRows;  // longest first: the last queries
         const int64_t head = head_index % params.num_heads_q;
         const Sequence sequence = params.sequences.at(head_index / params.num_heads_q);
         const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);

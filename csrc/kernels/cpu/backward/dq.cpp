@@ -26,11 +26,11 @@ void DqSums<Real>::for_each_tile(Function&& function) const {
   const int64_t tiles = attention::ceil_div(p_.sequences.max_seqlen_q, kStationaryRows);
   const int64_t first_head = key_heads_.begin * p_.queries_per_key_head();
   const int64_t num_heads = key_heads_.end * p_.queries_per_key_head() - first_head;
-  run_items(num_heads * tiles, [&] {
-    return [&](int64_t item) {
-      const int64_t head_index = first_head + item / tiles;
+  run_work_tiles(num_heads * tiles, [&] {
+    return [&](int64_t work_tile) {
+      const int64_t head_index = first_head + work_tile / tiles;
       const Sequence sequence = p_.sequences.at(head_index / p_.num_heads_q);
-      const int64_t begin = item % tiles * kStationaryRows;
+      const int64_t begin = work_tile % tiles * kStationaryRows;
       const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
       if (begin < end) function(sequence, head_index % p_.num_heads_q, Interval{begin, end});
     };

@@ -16,7 +16,7 @@ class DqSums {
 
   bool wanted() const { return p_.dq.data != nullptr; }
 
-  // Whether all keys fit one tile. Its item then stores dQ, and there are no sums of several items.
+  // Whether all keys fit one tile. Its work tile then stores dQ, and there are no sums of several work tiles.
   bool stored_at_once() const { return wanted() && one_tile_of_keys(p_) && p_.sequences.max_seqlen_k > 0; }
   // dQ of a tile of queries = scale * sums.
   void store(const attention::Sequence& sequence, int64_t head, const attention::Interval& queries,

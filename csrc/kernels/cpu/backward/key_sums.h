@@ -1,4 +1,4 @@
-// Accumulates dK = dS^T Q or dV = P^T dO of one item's keys: sums of weights^T . rows over its tiles of queries.
+// Accumulates dK = dS^T Q or dV = P^T dO of one work tile's keys: sums of weights^T . rows over its tiles of queries.
 // The weights are transposed instead of the rows, which already have the layout that the GEMM wants. The weights are in
 // L1 or L2, and with few keys a tile of them has no more elements than the rows.
 #pragma once
@@ -28,7 +28,7 @@ class KeySums {
     if (wanted()) std::fill_n(sums_.data(), num_keys * rows_.columns, Real(0));
   }
 
-  // Adds the contribution of these queries to keys [first, first + num_keys) of the item. Query i has row i of the
+  // Adds the contribution of these queries to keys [first, first + num_keys) of the work tile. Query i has row i of the
   // weights.
   void add(const RowRange& queries, int64_t first, int64_t num_keys, Block<const Real> weights) {
     if (!wanted()) return;

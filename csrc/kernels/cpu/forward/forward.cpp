@@ -1,9 +1,9 @@
 // Forward pass: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1).
 //
-// Work item: one tile of kStationaryRows queries of one head or, if queries are few, of all query heads of a key head.
+// Work tile: one tile of kStationaryRows queries of one head or, if queries are few, of all query heads of a key head.
 // It streams over the key tiles that it sees:
 //   S = Q K^T (K packed transposed) -> scores -> P = exp(S - m), row by row -> O = O * factor + P V.
-// There is an m and an l for each row; O is scaled by 1 / l at the end. With split-KV, an item is one split of the
+// There is an m and an l for each row; O is scaled by 1 / l at the end. With split-KV, a work tile is one split of the
 // keys. Its O, m and l stay in memory until all splits are combined in the order of their keys (forward_splits.h).
 #include <algorithm>
 #include <limits>
@@ -32,7 +32,7 @@ using attention::TileCoverage;
 
 template <class Real>
 struct ForwardOperands {
-  bool few_rows;  // an item has the rows of all query heads of a key head
+  bool few_rows;  // a work tile has the rows of all query heads of a key head
   bool one_tile;  // all keys fit one tile: each thread packs the operands of its head
   RowGemm<Real> qk;
   PackedOperand<Real> v;
@@ -48,7 +48,7 @@ struct ForwardOperands {
     return in_place() || one_tile ? 0 : qk.bytes_per_key_head() + v.bytes_per_key_head();
   }
 
-  // Whether an item reads K and V in place; otherwise both are packed first.
+  // Whether a work tile reads K and V in place; otherwise both are packed first.
   bool in_place() const { return qk.in_place(); }
 
   void load(const HeadRange& key_heads) {
@@ -255,28 +255,30 @@ void forward_as(const ForwardParams& p, int64_t keys_per_split) {
   ForwardOperands<Real> operands(p);
   KvSplits<Real> splits(p, keys_per_split);
   const int64_t tiles = attention::ceil_div(p.sequences.max_seqlen_q, kStationaryRows);
-  const int64_t heads_per_item = operands.few_rows ? p.queries_per_key_head() : 1;
+  const int64_t heads_per_work_tile = operands.few_rows ? p.queries_per_key_head() : 1;
   for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + splits.bytes_per_key_head())) {
     if (!operands.one_tile) operands.load(key_heads);
     splits.start(key_heads);
     const int64_t first_head = key_heads.begin * p.queries_per_key_head();
-    const int64_t head_items = (key_heads.end - key_heads.begin) * p.queries_per_key_head() / heads_per_item;
+    const int64_t head_work_tiles = (key_heads.end - key_heads.begin) * p.queries_per_key_head() / heads_per_work_tile;
     // Calls function(worker, rows, repetition) for every tile of rows, `repetitions` times.
     const auto for_each_tile = [&](int64_t repetitions, const auto& function) {
-      const int64_t items = head_items * tiles * repetitions;
-      run_items(items, operands.one_tile ? grain_of_neighbours(items) : 1, [&] {
-        return [&, worker = ForwardWorker<Real>(p, operands)](int64_t item) mutable {
+      const int64_t work_tiles = head_work_tiles * tiles * repetitions;
+      run_work_tiles(work_tiles, operands.one_tile ? grain_of_neighbours(work_tiles) : 1, [&] {
+        return [&, worker = ForwardWorker<Real>(p, operands)](int64_t work_tile) mutable {
           // With one tile of keys, the query tiles of a head are neighbours, because they share its keys. Otherwise the
           // last queries go first, because they see most keys.
-          const int64_t head_item = operands.one_tile ? item / tiles % head_items : item % head_items;
-          const int64_t tile = operands.one_tile ? item % tiles : tiles - 1 - item / head_items % tiles;
-          const int64_t head_index = first_head + head_item * heads_per_item;
+          const int64_t head_work_tile =
+              operands.one_tile ? work_tile / tiles % head_work_tiles : work_tile % head_work_tiles;
+          const int64_t tile = operands.one_tile ? work_tile % tiles : tiles - 1 - work_tile / head_work_tiles % tiles;
+          const int64_t head_index = first_head + head_work_tile * heads_per_work_tile;
           const int64_t head = head_index % p.num_heads_q;
           const Sequence sequence = p.sequence_of(head_index / p.num_heads_q);
           const int64_t begin = tile * kStationaryRows;
           const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
           if (begin >= end) return;
-          function(worker, RowTile{sequence, {head, head + heads_per_item}, {begin, end}}, item / (head_items * tiles));
+          function(worker, RowTile{sequence, {head, head + heads_per_work_tile}, {begin, end}},
+                   work_tile / (head_work_tiles * tiles));
         };
       });
     };

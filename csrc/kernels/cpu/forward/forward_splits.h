@@ -15,7 +15,7 @@
 
 namespace flash_attn_ext::cpu {
 
-// The rows of a work item: the same queries of neighbouring heads, head after head.
+// The rows of a work tile: the same queries of neighbouring heads, head after head.
 struct RowTile {
   attention::Sequence sequence;
   attention::Interval heads;

@@ -1,4 +1,4 @@
-// K and V of a group of heads, converted or transposed once and read by many work items. The rows of a sequence's keys
+// K and V of a group of heads, converted or transposed once and read by many work tiles. The rows of a sequence's keys
 // are found by position, wherever they lie: in a tensor, in a cache's entry, or in pages.
 #pragma once
 

@@ -29,7 +29,7 @@ bool readable_as_pairs(const Operand& operand) {
 // The limit for bfloat16 rows if the CPU multiplies them. It is lower, because GEMMs of packed tiles are then faster.
 constexpr int64_t kFewPairedRows = 32;
 // The limit for queries whose keys fit one tile, because one tile costs little to pack. Query heads of a KV group still
-// share an item.
+// share a work tile.
 constexpr int64_t kFewQueriesOfOneTile = 12;
 
 }  // namespace

@@ -40,7 +40,7 @@ class RowGemm {
   // The step in which slices of keys are clipped. With few keys it is 1, so a score tile has no gaps between its rows.
   int64_t clip() const { return has_few_keys(p_) ? 1 : kClipRows; }
 
-  // A work item's rows of the left side.
+  // A work tile's rows of the left side.
   class Rows {
    public:
     explicit Rows(const RowGemm& gemm)

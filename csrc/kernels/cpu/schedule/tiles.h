@@ -10,7 +10,7 @@
 
 namespace flash_attn_ext::cpu {
 
-// The slice of one streamed tile that a work item computes: rows [first, first + width), which are columns of the score
+// The slice of one streamed tile that a work tile computes: rows [first, first + width), which are columns of the score
 // tile. The width is a multiple of the clip and may pass the sequence's end, where packed operands are zero-padded.
 // Rows [first, first + count) exist.
 struct StreamedSlice {

@@ -1,5 +1,6 @@
-// A work queue: each thread fetches the next of the numbered work items when it has finished one, because tiles of a
-// causal problem differ in cost. No result depends on which thread runs an item, because an item owns what it writes.
+// A work queue: each thread fetches the next of the numbered work tiles when it has finished one, because tiles of a
+// causal problem differ in cost. No result depends on which thread runs a work tile, because a work tile owns what it
+// writes.
 #pragma once
 
 #include <algorithm>
@@ -14,30 +15,31 @@
 
 namespace flash_attn_ext::cpu {
 
-// make_worker() is called once on each thread (a worker holds the scratch memory), and worker(item) once for each item.
-// A thread fetches `grain` neighbouring items at a time.
+// make_worker() is called once on each thread (a worker holds the scratch memory), and worker(work_tile) once for each
+// work tile. A thread fetches `grain` neighbouring work tiles at a time.
 template <class MakeWorker>
-void run_items(int64_t num_items, int64_t grain, MakeWorker&& make_worker) {
+void run_work_tiles(int64_t num_work_tiles, int64_t grain, MakeWorker&& make_worker) {
   std::atomic<int64_t> next{0};
-  const int64_t num_threads = std::min<int64_t>(services().num_threads(), attention::ceil_div(num_items, grain));
+  const int64_t num_threads = std::min<int64_t>(services().num_threads(), attention::ceil_div(num_work_tiles, grain));
   parallel_for(num_threads, 1, [&](int64_t, int64_t) {
     auto worker = make_worker();
-    for (int64_t first = next.fetch_add(grain); first < num_items; first = next.fetch_add(grain)) {
-      for (int64_t item = first; item < std::min(first + grain, num_items); ++item) worker(item);
+    for (int64_t first = next.fetch_add(grain); first < num_work_tiles; first = next.fetch_add(grain)) {
+      const int64_t end = std::min(first + grain, num_work_tiles);
+      for (int64_t work_tile = first; work_tile < end; ++work_tile) worker(work_tile);
     }
   });
 }
 
 template <class MakeWorker>
-void run_items(int64_t num_items, MakeWorker&& make_worker) {
-  run_items(num_items, 1, make_worker);
+void run_work_tiles(int64_t num_work_tiles, MakeWorker&& make_worker) {
+  run_work_tiles(num_work_tiles, 1, make_worker);
 }
 
-// How many items a thread fetches at a time if neighbouring items share what it keeps. Each thread still fetches often
-// enough for the load to even out.
-inline int64_t grain_of_neighbours(int64_t num_items) {
+// How many work tiles a thread fetches at a time if neighbouring work tiles share what it keeps. Each thread still
+// fetches often enough for the load to even out.
+inline int64_t grain_of_neighbours(int64_t num_work_tiles) {
   constexpr int64_t kFetchesPerThread = 8;
-  return std::max<int64_t>(1, num_items / (kFetchesPerThread * services().num_threads()));
+  return std::max<int64_t>(1, num_work_tiles / (kFetchesPerThread * services().num_threads()));
 }
 
 // Uninitialised memory for tiles, aligned to a cache line.

@@ -1,4 +1,4 @@
-// delta = rowsum(dout * out) - dlse, one value per query row. Work item: one tile of rows of one head.
+// delta = rowsum(dout * out) - dlse, one value per query row. Work tile: one tile of rows of one head.
 #include <algorithm>
 
 #include "attention/division.h"
@@ -14,11 +14,11 @@ namespace {
 template <class Real>
 void delta_as(const attention::DeltaParams& p) {
   const int64_t tiles = attention::ceil_div(p.rows, kStationaryRows);
-  run_items(p.batch * p.num_heads * tiles, [&] {
+  run_work_tiles(p.batch * p.num_heads * tiles, [&] {
     return [&, out_rows = Scratch<Real>(kStationaryRows * p.head_dim),
-            dout_rows = Scratch<Real>(kStationaryRows * p.head_dim)](int64_t item) mutable {
-      const int64_t head_index = item / tiles;
-      const int64_t begin = item % tiles * kStationaryRows;
+            dout_rows = Scratch<Real>(kStationaryRows * p.head_dim)](int64_t work_tile) mutable {
+      const int64_t head_index = work_tile / tiles;
+      const int64_t begin = work_tile % tiles * kStationaryRows;
       const RowRange rows = {head_index / p.num_heads, head_index % p.num_heads, begin,
                              std::min(kStationaryRows, p.rows - begin)};
       const Block<const Real> out = load_rows<Real>({p.out, p.element, p.head_dim}, rows, out_rows.data());
