@@ -65,6 +65,12 @@ def replace_engine(run: Callable[..., Any]) -> Callable[..., Any]:
     return before
 
 
+def engine() -> Any:
+    """The function that `replace_engine` replaces, as it is now."""
+    autograd: Any = torch.autograd
+    return autograd._engine_run_backward
+
+
 def run_by_dynamo(function: Any) -> Any:
     """Has Dynamo run the function when it traces a call. torch.compiler.assume_constant_result does the same, but
     imports Dynamo for it."""

@@ -37,6 +37,7 @@ class FusedInference:
         self.users = 0
         self.suspensions = 0
         self.enabled_before = True
+        self.watched: list[tuple[Any, Any, Any]] = []  # (module, its forward, what took its place)
 
     def switch_off(self) -> None:
         if torch.compiler.is_dynamo_compiling():  # dynamo can trace neither a lock nor the switch
@@ -44,8 +45,9 @@ class FusedInference:
         with self.lock:
             if self.users == 0:
                 self.enabled_before = torch.backends.mha.get_fastpath_enabled()
-                for module in _MODULES:
-                    module.forward = _watched(module.forward, self._take_nested)
+                self.watched = [(m, m.forward, _watched(m.forward, self._take_nested)) for m in _MODULES]
+                for module, _, watched in self.watched:
+                    module.forward = watched
             self.users += 1
             self._set()
 
@@ -54,12 +56,15 @@ class FusedInference:
             return
         with self.lock:
             self.users -= 1
-            if self.users == 0:
-                for module in _MODULES:
-                    module.forward = module.forward.__wrapped__
             self._set()
+            if self.users == 0:
+                for module, forward, watched in self.watched:
+                    if module.forward is watched:  # else somebody has replaced it since, and may call ours
+                        module.forward = forward
 
     def _take_nested(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.users == 0:  # somebody has kept the forward of a replacement that is over
+            return forward(*args, **kwargs)
         self.allow_nested(args[0])
         with self._as_it_was():
             return forward(*args, **kwargs)
@@ -78,7 +83,8 @@ class FusedInference:
     def _change_suspensions(self, change: int) -> None:
         with self.lock:
             self.suspensions += change
-            self._set()
+            if self.users > 0:
+                self._set()
 
     def _set(self) -> None:
         torch.backends.mha.set_fastpath_enabled(self.enabled_before and (self.users == 0 or self.suspensions > 0))

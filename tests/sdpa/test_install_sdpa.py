@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import flash_attn_ext
 from flash_attn_ext.integrations.torch_sdpa.mode import installation
+from support.forks import run_forked
 
 KEPT = [F.scaled_dot_product_attention]  # PyTorch's, under no name of a module, which would be replaced
 
@@ -71,6 +72,49 @@ def test_what_the_public_name_stood_for_comes_back(monkeypatch, device):
     finally:
         flash_attn_ext.uninstall_sdpa()
     assert F.scaled_dot_product_attention is wrapper
+
+
+def test_somebody_puts_the_replacement_back_later():
+    """As libraries do that patch the function for a while."""
+    flash_attn_ext.install_sdpa()
+    found = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = KEPT[0]
+    flash_attn_ext.uninstall_sdpa()
+    F.scaled_dot_product_attention = found
+    flash_attn_ext.install_sdpa()
+    flash_attn_ext.uninstall_sdpa()
+    assert F.scaled_dot_product_attention is KEPT[0]
+
+
+FIRST_COMPILED_WHILE_INSTALLED = """
+import torch
+import torch.nn.functional as F
+import flash_attn_ext
+
+class Negative(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        out = function(*arguments, **(keywords or {}))
+        return -out if function is PYTORCHS else out
+
+def attend(x):
+    return F.scaled_dot_product_attention(x, x, x)
+
+PYTORCHS = F.scaled_dot_product_attention
+x = torch.randn(1, 2, 5, 8)
+flash_attn_ext.install_sdpa()
+torch.compile(attend, backend="aot_eager")(x)
+flash_attn_ext.uninstall_sdpa()
+torch._dynamo.reset()
+with Negative():
+    out = torch.compile(attend, backend="aot_eager")(x)
+torch.testing.assert_close(out, -PYTORCHS(x, x, x))
+"""
+
+
+def test_modes_of_others_see_pytorchs_function_afterwards():
+    """In a process of its own: PyTorch and Dynamo remember which functions may be overridden when they first ask."""
+    process = run_forked(FIRST_COMPILED_WHILE_INSTALLED)
+    assert process.returncode == 0, process.stderr
 
 
 def test_no_mode_is_entered(installed):

@@ -119,3 +119,31 @@ def test_nothing_is_left_behind():
         assert nn.MultiheadAttention.forward is not forwards[1]
     assert (nn.TransformerEncoderLayer.forward, nn.MultiheadAttention.forward) == forwards
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_forward_that_somebody_else_replaced_stays(monkeypatch):
+    before = nn.MultiheadAttention.forward
+    with replace_sdpa():
+        ours = nn.MultiheadAttention.forward
+
+        def theirs(self, *args, **kwargs):
+            return ours(self, *args, **kwargs)
+
+        monkeypatch.setattr(nn.MultiheadAttention, "forward", theirs)
+    assert nn.MultiheadAttention.forward is theirs
+    assert torch.backends.mha.get_fastpath_enabled()
+    monkeypatch.setattr(nn.MultiheadAttention, "forward", before)
+
+
+def test_a_forward_that_was_kept_leaves_the_users_switch_alone():
+    layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+    with replace_sdpa(fallback="torch"):
+        kept = layer.forward
+    nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), pytest.raises(AssertionError, match="fast path"):
+            kept(nested)
+        assert not torch.backends.mha.get_fastpath_enabled()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)

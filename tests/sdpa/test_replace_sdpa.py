@@ -277,6 +277,32 @@ def test_checkpointing_in_nested_contexts(backend):
     assert asked == ["raise", "raise"]
 
 
+def test_an_engine_that_somebody_else_puts_in_place_inside():
+    """It stays, and later contexts do without another one of ours."""
+    calls = []
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    before = torch.autograd._engine_run_backward
+    with replace_sdpa():
+        ours = torch.autograd._engine_run_backward
+
+        def theirs(*args, **kwargs):
+            calls.append(len(calls))
+            return ours(*args, **kwargs)
+
+        torch.autograd._engine_run_backward = theirs
+    try:
+        F.scaled_dot_product_attention(q, q, q).sum().backward()
+        assert len(calls) == 1
+        with replace_sdpa():
+            F.scaled_dot_product_attention(q, q, q).sum().backward()
+        assert len(calls) == 2 and torch.autograd._engine_run_backward is theirs
+    finally:
+        torch.autograd._engine_run_backward = ours
+    with replace_sdpa():
+        assert torch.autograd._engine_run_backward is ours
+    assert torch.autograd._engine_run_backward is before
+
+
 @pytest.mark.parametrize("name", ["replace_sdpa", "install_sdpa", "uninstall_sdpa", "SdpaReplacement"])
 def test_pickles_and_imports_name_the_package(name):
     """Whichever of its modules has the definition."""

@@ -98,7 +98,7 @@ def test_torchscript_takes_a_function_for_an_operator():
     assert torch.equal(scripted(x), x.sin())
 
 
-@of("replace_engine")
+@of("replace_engine", "engine")
 @pytest.mark.parametrize("start", ["Tensor.backward", "autograd.backward", "autograd.grad"])
 def test_each_backward_pass_starts_by_it(start):
     starts = []
@@ -110,6 +110,7 @@ def test_each_backward_pass_starts_by_it(start):
     x = torch.randn(3, requires_grad=True)
     before = names.replace_engine(run)
     try:
+        assert names.engine() is run
         y = x.sin().sum()
         if start == "Tensor.backward":
             y.backward()

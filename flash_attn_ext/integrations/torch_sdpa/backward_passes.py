@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from flash_attn_ext._torch_private import replace_engine
+from flash_attn_ext._torch_private import engine, replace_engine
 
 _STARTS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 _lock = threading.Lock()
 _modes_in_force = 0
 _run_engine: Callable[..., Any]  # PyTorch's, while ours is in its place
+_is_in_place = False  # ours, itself or called by what somebody has put there since
 _of_thread = threading.local()
 
 
@@ -59,12 +60,14 @@ def unwatch() -> None:
 
 
 def _change_modes(change: int) -> None:
-    global _modes_in_force, _run_engine
+    global _modes_in_force, _run_engine, _is_in_place
     if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace a lock
         return
     with _lock:
-        if _modes_in_force == 0:
+        if _modes_in_force == 0 and not _is_in_place:
             _run_engine = replace_engine(_run_engine_under_modes)
+            _is_in_place = True
         _modes_in_force += change
-        if _modes_in_force == 0:
+        if _modes_in_force == 0 and engine() is _run_engine_under_modes:
             replace_engine(_run_engine)
+            _is_in_place = False

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, overrides
 
 from flash_attn_ext._torch_private import register_torchscript_builtin
 from flash_attn_ext.integrations._fused_inference import fused_inference
@@ -41,6 +41,8 @@ def install_sdpa(fallback: Fallback = "raise") -> None:
         attention = attention_with(fallback)
         if installation.attention is None:
             fused_inference.switch_off()
+            # PyTorch looks its functions up by name once, and remembers which of them modes and classes may override.
+            overrides.get_overridable_functions()
             installation.names = _replace_names()
             # TorchScript takes the new name for PyTorch's operator, as it takes the old one, because it cannot compile
             # ours.
@@ -93,7 +95,10 @@ installation.stand_in = _sdpa_of_any_thread
 def _replace_names() -> list[tuple[Any, ...]]:
     """Replaces the names of PyTorch's function in all modules but ours and PyTorch's own. Of PyTorch's names only the
     public one is replaced, whatever it stands for."""
-    replaced: list[tuple[Any, ...]] = [(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)]
+    public = F.scaled_dot_product_attention
+    if public is _sdpa_of_any_thread:  # somebody has put back what they found during an earlier installation
+        public = TORCH_SDPA
+    replaced: list[tuple[Any, ...]] = [(F, "scaled_dot_product_attention", public)]
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] not in ("torch", __name__.split(".")[0]):
             members = getattr(module, "__dict__", None) or {}
