@@ -16,7 +16,7 @@ BACKENDS = (
 )
 SHORT_BIAS = ("`takes_short_bias", "short heads with a bias,", "head dims to 32?")
 FORWARD = (
-    (SHORT_BIAS, "yes", ("`plan_forward_", "`short_bias")),
+    (SHORT_BIAS, "yes", ("`sm80/forward/", "`forward_short_bias")),
     (
         ("`is_for_portable_kernels", "a cache, nearly empty tiles,", "few queries of many keys?"),
         "yes",
@@ -35,7 +35,7 @@ FORWARD = (
     (("`choose_row", "a kernel for head dims,", "scores and shape?"), "no", ("`plan_forward_sm80",)),
 )
 BACKWARD = (
-    (SHORT_BIAS, "yes", ("`plan_backward_", "`short_bias")),
+    (SHORT_BIAS, "yes", ("`sm80/backward/", "`backward_short_bias")),
     (
         ("`is_for_portable_kernels", "a short call, or a gradient", "only sm80 computes?"),
         "yes",
