@@ -1,6 +1,7 @@
 """Names of transformers that nothing promises, one by one: what each is taken to be is what it is."""
 
 import importlib
+import types
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ masking_utils = pytest.importorskip("transformers.masking_utils", reason="transf
 import transformers  # noqa: E402
 from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # noqa: E402
 
 from flash_attn_ext.integrations.transformers import private_names as names  # noqa: E402
 from flash_attn_ext.integrations.transformers.patterns import Pattern, builders_of, pattern_of  # noqa: E402
@@ -144,10 +146,16 @@ def test_what_and_masks_builds_has_this_name():
     assert masking_utils.or_masks(names.causal_mask_function).__name__ != names.AND_MASK
 
 
-@of("READS_ITS_MASK")
-@pytest.mark.skipif(not hasattr(transformers, "NemotronAsrStreamingEncoder"), reason="transformers has no such model")
+@of("reads_its_mask")
 def test_models_that_read_a_composed_mask_have_these_types():
-    assert {transformers.NemotronAsrStreamingEncoderConfig.model_type} == names.READS_ITS_MASK
+    """Those that this transformers has."""
+    named = names._READS_ITS_MASK | names._READS_ITS_MASK_IN_SHARED_LAYERS
+    assert named & set(CONFIG_MAPPING_NAMES)
+    for model_type in named:
+        config = types.SimpleNamespace(model_type=model_type, num_kv_shared_layers=2)
+        assert names.reads_its_mask(config)
+    assert not names.reads_its_mask(types.SimpleNamespace(model_type="gemma4_text", num_kv_shared_layers=0))
+    assert not names.reads_its_mask(None)
 
 
 @of("built_of")

@@ -4,10 +4,11 @@ an object of our own, or an attribute of a tensor, would be lost.
 There are four forms. Only the first may have the size of (queries, keys), if a mask has no other form:
 
 - bool or floating, (B | 1, H | 1, L | 1, S): an ordinary mask, True = attend, or one that is added to the scores.
-- uint8, (B | 0, 1, kind, keys + left + 1): **flags** and an interval. No query sees keys past the first ``keys``, and
-  the last query is aligned with the last of these. ``kind`` says whether there are causality and a window of ``left``
-  keys before the diagonal. Row [b, 0, 0, :keys] says which keys are no padding; without rows, there is no padding. With
-  a window, ``keys`` is the number of keys that the layer has, and ``left`` follows from the size.
+- uint8, (B | 0, 1, kind, 5 (keys + number) + kind): **flags** and an interval. ``keys`` is the number of keys that the
+  layer has. ``kind`` says whether there are causality and a window of ``number`` keys before the diagonal, or causality
+  where no query sees the last ``number`` keys and the last query is aligned with the last key before these. Row
+  [b, 0, 0, :keys] says which keys are no padding; without rows, there is no padding. A mask that was cut to some of its
+  queries or keys has none of these shapes.
 - uint32, (sequences + 1, blocks, 1, 1 | 2 + left): **packed** causal sequences. [:, 0, 0, 0] are the cumulative
   lengths, and none is longer than ``blocks`` times BLOCK.
 - uint32, (B | 1, 1, L + 1, 2n) with L above 1: **intervals** of keys, as ``attention`` takes them in int32, and a last
@@ -32,7 +33,8 @@ from flash_attn_ext.masks import Intervals
 from flash_attn_ext.masks.intervals import MAX_INTERVALS
 from flash_attn_ext.types import Causal
 
-KEYS, CAUSAL, CAUSAL_WINDOW, WINDOW = 2, 3, 4, 5  # kinds of flags; not 1, which broadcasts
+KEYS, CAUSAL, CAUSAL_WINDOW, WINDOW, CAUSAL_PREFIX = 2, 3, 4, 5, 6  # kinds of flags; not 1, which broadcasts
+_KINDS = 5  # as many as there are
 FLAGS = torch.uint8
 BLOCK = 128
 
@@ -60,13 +62,13 @@ class Visible(NamedTuple):
         return self.left, (0 if self.is_causal else self.left)
 
 
-def flags_form(kind: int, num_keys: int, keep: Tensor | None, device: torch.device | str, left: int = 0) -> Tensor:
-    """``keep``: (B, num_keys) bool, False where a key is padding, or None where there is none."""
-    extent = num_keys + left + 1
+def flags_form(kind: int, num_keys: int, keep: Tensor | None, device: torch.device | str, number: int = 0) -> Tensor:
+    """``keep``: (B, visible keys) bool, False where a key is padding, or None where there is none."""
+    extent = _KINDS * (num_keys + number) + kind
     if keep is None:
         return torch.empty((0, 1, kind, extent), dtype=FLAGS, device=device)
     flags = keep.to(FLAGS) if is_compiling() else keep.view(FLAGS)  # inductor has no view of bool
-    return F.pad(flags, (0, left + 1))[:, None, None, :].expand(-1, 1, kind, -1)
+    return F.pad(flags, (0, extent - keep.shape[1]))[:, None, None, :].expand(-1, 1, kind, -1)
 
 
 def packed_form(cu_seqlens: Tensor, max_seqlen: int, left: int | None) -> Tensor:
@@ -130,18 +132,29 @@ def _read_intervals(mask: Tensor) -> Tensor:
 
 
 def _read_flags(mask: Tensor, num_keys: int) -> Visible:
-    kind, extent = mask.shape[2], mask.shape[3] - 1
-    if mask.shape[1] != 1 or kind not in (KEYS, CAUSAL, CAUSAL_WINDOW, WINDOW):
-        raise _of_unknown_form(mask)
-    has_window = kind in (CAUSAL_WINDOW, WINDOW)
-    visible, left = (num_keys, extent - num_keys) if has_window else (extent, None)
-    if visible > num_keys or (left is not None and left < 0):
+    kind, extent = mask.shape[2:]
+    is_whole = kind in range(KEYS, CAUSAL_PREFIX + 1) and (extent - kind) % _KINDS == 0 and extent > num_keys
+    if mask.shape[1] != 1 or not is_whole:
         raise ValueError(
-            f"attention_mask is made for {extent} keys or more, but there are {num_keys}: it is that of another layer, "
+            f"attention_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, for {num_keys} keys, which no mask "
+            "function of fused_ext makes: pass masks on as they are, without slicing them, and one of your own as "
+            "attention_mask.bool()"
+        )
+    made_for = (extent - kind) // _KINDS
+    number = made_for - num_keys
+    if number < 0 or (number > 0 and kind in (KEYS, CAUSAL)):
+        raise ValueError(
+            f"attention_mask is made for {made_for} keys, but there are {num_keys}: it is that of another layer, "
             "or of another kind of cache"
         )
+    visible = num_keys - number if kind == CAUSAL_PREFIX else num_keys
     keep = None
     if mask.shape[0] > 0:
         flags = mask[:, :, :1, :visible]
         keep = flags.bool() if is_compiling() else flags.view(torch.bool)
-    return Visible(is_causal=kind in (CAUSAL, CAUSAL_WINDOW), left=left, num_keys=visible, mask=keep)
+    return Visible(
+        is_causal=kind in (CAUSAL, CAUSAL_WINDOW, CAUSAL_PREFIX),
+        left=number if kind in (CAUSAL_WINDOW, WINDOW) else None,
+        num_keys=visible,
+        mask=keep,
+    )

@@ -18,6 +18,7 @@ from torch.compiler import is_compiling
 from flash_attn_ext.integrations.transformers.composed import intervals_of
 from flash_attn_ext.integrations.transformers.mask_form import (
     CAUSAL,
+    CAUSAL_PREFIX,
     CAUSAL_WINDOW,
     KEYS,
     WINDOW,
@@ -36,10 +37,10 @@ from flash_attn_ext.integrations.transformers.patterns import (
 from flash_attn_ext.integrations.transformers.private_names import (
     OR_MASKS,
     PACKED,
-    READS_ITS_MASK,
     causal_mask_function,
     is_tracing,
     position_ids_of_the_caller,
+    reads_its_mask,
 )
 from flash_attn_ext.integrations.transformers.requests import Request, dense, kept_keys, kept_queries
 from flash_attn_ext.integrations.transformers.sequences import (
@@ -98,8 +99,7 @@ def fused_mask(
     if pattern is not None and pattern.is_packed:
         pattern = None
     # transformers forbids to skip a mask with an overlay. Of any other, it is the model that reads it.
-    reads_any = getattr(config, "model_type", None) in READS_ITS_MASK
-    is_read = q_length > 1 and (reads_any or not (may_skip or is_overlaid))
+    is_read = reads_its_mask(config) or not (may_skip or is_overlaid)
     return _made(request, None if is_read else pattern, position_ids, is_read, is_apart)
 
 
@@ -160,8 +160,12 @@ def _causal(request: Request, left: int | None) -> Tensor | None:
         return _composed(request)
     if request.q_length == 1:
         return _padding_row(request, num_keys) if is_whole and left is None else _dense_row(request)
-    kind = CAUSAL if left is None else CAUSAL_WINDOW
-    return flags_form(kind, num_keys, kept_keys(request, num_keys), request.device, left or 0)
+    keep = kept_keys(request, num_keys)
+    if left is not None:
+        return flags_form(CAUSAL_WINDOW, num_keys, keep, request.device, left)
+    if is_whole:
+        return flags_form(CAUSAL, num_keys, keep, request.device)
+    return flags_form(CAUSAL_PREFIX, request.kv_length, keep, request.device, request.kv_length - num_keys)
 
 
 def _bidirectional(request: Request, left: int | None) -> Tensor | None:

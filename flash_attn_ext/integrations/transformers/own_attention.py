@@ -9,10 +9,13 @@ from torch import nn
 
 from flash_attn_ext.integrations.transformers.private_names import asks_for_an_implementation
 
+# Types of models that compute with masks in their own way beside the implementation, and their layers.
+_LAYERS = {"bigbird_pegasus": "its encoder", "deepseek_v4": "its sparse attention"}
+
 
 def refuse_own_attention(config_type: type) -> None:
     """Raises ValueError for a model that would get our masks, but could not decode them."""
-    layer = _own_attention(config_type)
+    layer = _LAYERS.get(getattr(config_type, "model_type", "")) or _own_attention(config_type)
     if layer is not None:
         raise ValueError(
             f"attn_implementation='fused_ext' does not reach {layer}, which computes attention by itself: use "

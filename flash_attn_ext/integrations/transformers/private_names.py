@@ -27,7 +27,6 @@ __all__ = [
     "OR_MASKS",
     "PACKED",
     "PADDING",
-    "READS_ITS_MASK",
     "REMAPPED",
     "WINDOW",
     "asks_for_an_implementation",
@@ -36,6 +35,7 @@ __all__ = [
     "causal_mask_function",
     "is_tracing",
     "position_ids_of_the_caller",
+    "reads_its_mask",
     "sdpa_mask",
     "table_of",
 ]
@@ -62,10 +62,28 @@ _VARIABLES = {
     AND_MASKS: ("mask_functions",),
     OR_MASKS: ("mask_functions",),
 }
-# Types of models that compute with a composed mask themselves, but do not ask transformers for a boolean one.
-READS_ITS_MASK = frozenset({"nemotron_asr_streaming_encoder"})
+# Types of models that compute with a composed mask themselves, or change its shape or order, but do not ask
+# transformers for a boolean one.
+_READS_ITS_MASK = frozenset(
+    {
+        "gemma4_assistant",
+        "gemma4_unified_assistant",
+        "nemotron_asr_streaming_encoder",
+        "pix2struct_text_model",
+        "siglip2_vision_model",
+    }
+)
+# These do so only where layers share keys and values.
+_READS_ITS_MASK_IN_SHARED_LAYERS = frozenset({"gemma4_text", "gemma4_unified_text"})
 # The name of functions that and_masks builds. torch.compile shows only the name of a mask function.
 AND_MASK = "and_mask"
+
+
+def reads_its_mask(config: Any) -> bool:
+    model_type = getattr(config, "model_type", None)
+    if model_type in _READS_ITS_MASK_IN_SHARED_LAYERS:
+        return bool(getattr(config, "num_kv_shared_layers", 0))
+    return model_type in _READS_ITS_MASK
 
 
 def table_of(interface: Any) -> dict[str, Any]:
