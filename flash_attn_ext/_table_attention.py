@@ -110,7 +110,7 @@ def _is_capturing(device: torch.device) -> bool:
 
 def _bias_of(table: Tensor, entries: Tensor) -> Tensor:
     """(1, heads, queries, keys)."""
-    bias: Tensor = look_up(table, entries.flatten()).unflatten(1, entries.shape)[None]
+    bias: Tensor = look_up(table, entries.flatten().contiguous()).unflatten(1, entries.shape)[None]
     return bias
 
 

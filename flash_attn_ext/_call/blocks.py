@@ -24,12 +24,14 @@ def blocks_of(block_lists: Any, q: Tensor, k: Tensor) -> Tensor:
             f"{-(-num_queries // lists.query_block)}, one for each block of {lists.query_block} of the {num_queries} "
             "queries"
         )
-    batch, batch_of_q = counts.shape[:-2], q.shape[:-3]
-    if any(given not in (1, size) for given, size in zip(reversed(batch), reversed(batch_of_q), strict=False)):
-        raise RuntimeError(
-            f"block_lists has counts {tuple(counts.shape)}, expected batch dimensions that are 1 or as those of q "
-            f"{tuple(batch_of_q)}, before heads and query blocks"
-        )
+    of_q, of_k = q.shape[:-3], k.shape[:-3]
+    for given, size_q, size_k in zip(*(reversed(batch) for batch in (counts.shape[:-2], of_q, of_k)), strict=False):
+        size = size_k if size_q == 1 else size_q
+        if size != 1 and given not in (1, size):
+            raise RuntimeError(
+                f"block_lists has counts {tuple(counts.shape)}, expected batch dimensions that are 1 or as those of q "
+                f"{tuple(of_q)} and k {tuple(of_k)}, before heads and query blocks"
+            )
     _check_values(lists, num_keys)
     blocks = _block_mask(lists, num_keys)
     heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))

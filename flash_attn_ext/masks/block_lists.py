@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn_ext.masks.converters import by_blocks
+from flash_attn_ext.masks.converters import by_blocks, seen_of_mod
 from flash_attn_ext.masks.intervals import Intervals, count
 
 BLOCK_SIZES = (64, 128)
@@ -22,8 +22,8 @@ class BlockLists:
     fewer. Lists may have any order, and a block that comes twice counts once. A count of 0 sees nothing.
 
     Args:
-        counts: int32 or int64, (batch or 1, heads or 1, query blocks), with leading dimensions as those of q. Heads are
-            those of queries, or those of keys: then the query heads of a key head share a list.
+        counts: int32 or int64, (batch or 1, heads or 1, query blocks), with batch dimensions that broadcast with those
+            of q and k. Heads are those of queries, or those of keys: then the query heads of a key head share a list.
         indices: int32 or int64, the same dimensions, and a last one for the blocks of a list.
         query_block, key_block: the queries and the keys of a block, each 64 or 128.
 
@@ -145,7 +145,8 @@ def from_block_mask(
 
     Raises:
         ValueError: a row needs more than four intervals; the message names it and the number. Blocks of another size.
-        TypeError: ``block_mask`` is no ``BlockMask``.
+            A slice of a ``BlockMask`` along its queries.
+        RuntimeError: ``mask_mod`` returns another dtype than bool. TypeError: ``block_mask`` is no ``BlockMask``.
 
     Example:
         >>> from torch.nn.attention.flex_attention import create_block_mask
@@ -158,7 +159,7 @@ def from_block_mask(
         >>> flash_attn_ext.attention(q, k, v, **mask._asdict()).shape
         torch.Size([1, 4, 256, 64])
     """
-    from torch.nn.attention.flex_attention import BlockMask, create_mask  # here, since it imports the compiler
+    from torch.nn.attention.flex_attention import BlockMask  # here, since it imports the compiler
 
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask must be a BlockMask of FlexAttention, got {type(block_mask).__name__}")
@@ -168,6 +169,13 @@ def from_block_mask(
         raise ValueError(
             f"block_mask has blocks of {sizes[0]} queries x {sizes[1]} keys, expected multiples of 64: pass such a "
             "BLOCK_SIZE to create_block_mask"
+        )
+    rows = block_mask.kv_num_blocks.shape[-1]
+    if rows < -(-queries // sizes[0]):
+        raise ValueError(
+            f"block_mask has {rows} rows of blocks of {sizes[0]} queries, but its seq_lengths say {queries} queries, "
+            "as those of a slice do: convert the whole one, or make one for these queries with "
+            "BlockMask.from_kv_blocks(..., seq_lengths=)"
         )
     width = -(-keys // sizes[1])
     partial = _block_mask_of(block_mask.kv_num_blocks, block_mask.kv_indices, width)
@@ -186,7 +194,7 @@ def from_block_mask(
         def of_rows(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return mod(b, h, i + begin, j)
 
-        seen = create_mask(of_rows, batch, heads, end - begin, keys, str(partial.device))
+        seen = seen_of_mod(of_rows, batch, heads, end - begin, keys, partial.device)
         rows = torch.arange(begin, end, device=partial.device) // sizes[0]
         is_full, is_partial = (table[:, :, rows][..., position // sizes[1]] for table in (full, partial))
         seen = is_full | (is_partial & seen)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flash_attn_ext.masks.intervals import Intervals, count, from_bounds, integers, merge
+from flash_attn_ext.masks.intervals import Intervals, check_ends, count, from_bounds, integers, merge
 
 _Device = torch.device | str | None
 _Window = int | tuple[int | None, int | None]  # that of flash_attn_ext.types, which may need Intervals
@@ -85,7 +85,8 @@ def documents(ids: Tensor | None = None, *, cu_seqlens: Tensor | None = None, to
 
     Raises:
         TypeError: both or neither of ``ids`` and ``cu_seqlens``; one of them is no tensor.
-        RuntimeError: dtype or shape. ValueError: ``tokens`` is negative.
+        RuntimeError: dtype or shape; on the CPU also ``cu_seqlens`` that decreases or begins below 0. ValueError:
+            ``tokens`` is negative.
 
     Example:
         >>> of_ids = flash_attn_ext.masks.documents(torch.tensor([7, 7, 9, -1]))
@@ -109,6 +110,7 @@ def documents(ids: Tensor | None = None, *, cu_seqlens: Tensor | None = None, to
     ends = integers("cu_seqlens", cu_seqlens, "(documents + 1,)", lambda dims: dims == 1)
     if ends.numel() == 0:
         raise RuntimeError("cu_seqlens must be (documents + 1,), got (0,): it begins with 0")
+    check_ends(ends)
     at = _positions(int(ends[-1]) if tokens is None else tokens, ends.device)
     document = torch.searchsorted(ends, at, right=True)
     is_padding = (document == 0) | (document == ends.numel())

@@ -74,15 +74,14 @@ def from_mask_mod(
 
     Raises:
         ValueError: a row needs more than four intervals; the message names it and the number. A size is negative, or
-            ``batch`` or ``heads`` is 0. TypeError: a size is no int. And what ``mask_mod`` itself raises.
+            ``batch`` or ``heads`` is 0. TypeError: a size is no int. RuntimeError: ``mask_mod`` returns another dtype
+            than bool. And what ``mask_mod`` itself raises.
 
     Example:
         >>> window = flash_attn_ext.masks.from_mask_mod(lambda b, h, i, j: (i - j).abs() <= 1, 1, 1, 3, 3)
         >>> window.tensor[0, 0].tolist()
         [[0, 2], [0, 3], [1, 3]]
     """
-    from torch.nn.attention.flex_attention import create_mask  # here, since it imports the compiler
-
     batch, heads = count("batch", batch, least=1), count("heads", heads, least=1)
     shape = batch, heads, count("queries", queries), count("keys", keys)
     device = torch.empty(0, device=device).device
@@ -91,9 +90,24 @@ def from_mask_mod(
         def of_block(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return mask_mod(b, h, i + begin, j)
 
-        return create_mask(of_block, batch, heads, end - begin, keys, str(device))
+        return seen_of_mod(of_block, batch, heads, end - begin, keys, device)
 
     return by_blocks(evaluate, shape, device)
+
+
+def seen_of_mod(
+    mask_mod: Callable[..., Tensor], batch: int, heads: int, queries: int, keys: int, device: torch.device
+) -> Tensor:
+    """bool (batch, heads, queries, keys): what FlexAttention's ``mask_mod`` says of each pair."""
+    from torch.nn.attention.flex_attention import create_mask  # here, since it imports the compiler
+
+    seen = create_mask(mask_mod, batch, heads, queries, keys, str(device))
+    if seen.dtype != torch.bool:
+        raise RuntimeError(
+            f"mask_mod returns {seen.dtype}, expected torch.bool, True where the query sees the key: return a "
+            "comparison, or pass the result through .bool()"
+        )
+    return seen
 
 
 def from_flashmask(startend_row_indices: Tensor, *, causal: bool) -> Intervals:

@@ -99,8 +99,8 @@ class Intervals:
             (heads or 1, tokens, 2n).
 
         Raises:
-            RuntimeError: dtypes or shapes; on the CPU also a sequence that is longer than there are rows. On a GPU what
-                is behind the last row sees nothing.
+            RuntimeError: dtypes or shapes; on the CPU also ``cu_seqlens`` that decreases or does not begin with 0, and
+                a sequence that is longer than there are rows. On a GPU what is behind the last row sees nothing.
         """
         ends = integers("cu_seqlens", cu_seqlens, "(batch + 1,)", lambda dims: dims == 1)
         batch = len(ends) - 1
@@ -109,6 +109,7 @@ class Intervals:
                 f"packed takes intervals (batch or 1, heads or 1, queries, 2n) and cu_seqlens (batch + 1,), got "
                 f"{tuple(self.tensor.shape)} and {tuple(cu_seqlens.shape)}"
             )
+        check_ends(ends, first=0)
         lengths, queries = ends.diff(), self.tensor.shape[2]
         if not ends.is_cuda and int(lengths.max()) > queries:
             raise RuntimeError(f"a sequence has {int(lengths.max())} tokens, and the intervals have {queries} rows")
@@ -231,6 +232,24 @@ def count(name: str, value: Any, least: int = 0) -> int:
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     return number
+
+
+def check_ends(ends: Tensor, first: int | None = None) -> None:
+    """Raises RuntimeError for ``cu_seqlens`` on the CPU that decreases, or begins with another number than ``first``,
+    or below 0."""
+    if ends.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    try:
+        begin, decreases = int(ends[0]), bool((ends.diff() < 0).any())
+    except RuntimeError:  # in a trace or under vmap there are no values
+        return
+    if decreases or begin < 0 or begin != (begin if first is None else first):
+        problem = "decreases" if decreases else f"begins with {begin}"
+        expected = "0 or more" if first is None else str(first)
+        raise RuntimeError(
+            f"cu_seqlens {problem}, expected the running sum of lengths, which begins with {expected}: pass "
+            "torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
+        )
 
 
 def integers(name: str, value: Any, shapes: str, allowed: Callable[[int], bool]) -> Tensor:

@@ -471,6 +471,23 @@ def test_refusals(name):
     assert_says(raised.value, parts)
 
 
+@pytest.mark.parametrize(
+    "strided",
+    [lambda index: index.T[-1:], lambda index: index[:, :1], lambda index: index[:1, :1].expand(10, 10)],
+    ids=["one query", "one key", "one entry"],
+)
+def test_strides_of_an_index(strided, backend):
+    """Also where its dimensions could be merged without a copy."""
+    index = strided(torch.randint(0, 5, (10, 10), dtype=torch.int32, device=backend.device))
+    q, k = (torch.randn(1, 2, length, 8, device=backend.device) for length in index.shape)
+    rows = torch.randn(2, 5, device=backend.device, requires_grad=True)
+    results = []
+    for given in (index, index.contiguous()):
+        out = flash_attn_ext.attention(q, k, k, bias_table=rows, bias_index=given, backend=backend.name)
+        results.append((out, *torch.autograd.grad(out.square().sum(), rows)))
+    assert all(map(torch.equal, *results))
+
+
 def test_packed_sequences_are_refused():
     q, offsets = torch.zeros(8, 2, 16), torch.tensor([0, 8], dtype=torch.int32)
     with pytest.raises(ValueError, match="bias_table does not go with cu_seqlens"):

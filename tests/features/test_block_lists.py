@@ -174,6 +174,18 @@ def test_rows_without_keys(d, dtype, backend):
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("batches", [(1, 2, 2), (2, 1, 2), (1, 1, 2)])
+def test_a_batch_that_not_all_operands_have(batches, dtype, backend):
+    q, k, v = (torch.randn(n, 2, 200, 16, dtype=dtype, device=backend.device) for n in batches)
+    blocks = torch.tensor([[[[1, 0], [1, 1]]], [[[1, 1], [0, 1]]]], dtype=torch.bool, device=backend.device)
+    lists = from_blocks(blocks)
+    mask = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, :200, :200]
+    out = flash_attn_ext.attention(q, k, v, block_lists=lists, backend=backend.name)
+    expected = flash_attn_ext.attention(q, k, v, mask=mask, backend=backend.name)
+    assert_same_answer(out, expected, backend, "out")
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
 def test_no_block_at_all(dtype, backend):
     inputs = of_mask("own", 128, dtype, backend.device)
     inputs.block_counts.zero_()

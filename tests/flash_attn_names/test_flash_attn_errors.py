@@ -63,6 +63,7 @@ WRONG_TENSORS = {
     "head_dim": ("func", [(2, 8, 4, 8), (2, 8, 4, 9), (2, 8, 4, 8)], "head dim"),
     "v_is_shorter": ("func", [(2, 8, 4, 8), (2, 8, 4, 8), (2, 7, 4, 8)], "v"),
     "batch": ("func", [(2, 8, 4, 8), (3, 8, 4, 8), (3, 8, 4, 8)], "batch"),
+    "batch_of_one": ("func", [(1, 8, 4, 8), (2, 8, 4, 8), (2, 8, 4, 8)], "batches of 1, 2 and 2, expected the same"),
     "kv_of_three": ("kvpacked", [(2, 8, 4, 8), (2, 8, 3, 4, 8)], r"kv must be \(batch, seqlen, 2, heads, headdim\)"),
     "kv_unpacked": ("kvpacked", [(2, 8, 4, 8), (2, 8, 4, 8)], r"kv must be \(batch, seqlen, 2, heads, headdim\)"),
     "qkv_of_two": ("qkvpacked", [(2, 8, 2, 4, 8)], r"qkv must be \(batch, seqlen, 3, heads, headdim\)"),

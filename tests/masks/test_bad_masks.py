@@ -106,6 +106,14 @@ TENSORS: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (lambda: masks.from_magi(table(2), table(1, 2), queries=3, keys=3), ("q_ranges", "(slices, 2)", "(2,)")),
     (lambda: masks.from_magi(table(1, 3), table(1, 2), queries=3, keys=3), ("q_ranges", "(slices, 2)", "(1, 3)")),
     (lambda: masks.from_magi(table(1, 2), table(2, 2), queries=3, keys=3), ("same slices", "1, 2 and 1")),
+    (lambda: masks.documents(cu_seqlens=torch.tensor([0, 4, 2, 6])), ("cu_seqlens decreases", "running sum")),
+    (lambda: masks.documents(cu_seqlens=torch.tensor([-3, 4])), ("cu_seqlens begins with -3", "0 or more")),
+    (lambda: masks.causal(6).packed(torch.tensor([0, 4, 2, 6])), ("cu_seqlens decreases", "running sum")),
+    (lambda: masks.causal(6).packed(torch.tensor([2, 4])), ("cu_seqlens begins with 2", "begins with 0")),
+    (
+        lambda: masks.from_mask_mod(lambda b, h, i, j: (i >= j).int() + 1, 1, 1, 3, 3),
+        ("mask_mod returns torch.int32", "expected torch.bool", ".bool()"),
+    ),
 ]
 
 

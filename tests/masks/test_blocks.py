@@ -191,6 +191,11 @@ def test_wrong_arguments_are_refused():
     block_mask = create_block_mask(causal, 1, 1, 96, 96, device="cpu", BLOCK_SIZE=32)
     with pytest.raises(ValueError, match="blocks of 32 queries x 32 keys, expected multiples of 64"):
         from_block_mask(block_mask)
+    block_mask = create_block_mask(causal, 1, 1, 512, 512, device="cpu")
+    with pytest.raises(ValueError, match="1 rows of blocks of 128 queries, but its seq_lengths say 512 queries"):
+        from_block_mask(block_mask[:, :, 2:3])
+    with pytest.raises(RuntimeError, match=r"mask_mod returns torch.int32, expected torch.bool"):
+        from_block_mask(block_mask, mask_mod=lambda b, h, i, j: (i >= j).int())
     with pytest.raises(TypeError, match=r"blocks must be a bool tensor .* got list"):
         from_blocks([[True]])
     with pytest.raises(RuntimeError, match=r"blocks must be bool, .* got torch.int64 \(2, 2\)"):

@@ -278,3 +278,11 @@ def test_only_dense_problems_without_dropout():
             _C.attention_with_kvcache(problem(q, k, v, **change), cache)
     with pytest.raises(TypeError, match=r"a tuple with the 8 fields of .*KvCache"):
         _C.attention_with_kvcache(problem(q, k, v), (1, 2))
+
+
+@pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+def test_a_cache_that_pytorch_negates_later(name):
+    caches = dict(k_cache=torch.zeros(1, 2, 20, 8), v_cache=torch.zeros(1, 2, 20, 8))
+    caches[name] = torch.complex(caches[name], caches[name]).conj().imag
+    with pytest.raises(RuntimeError, match=rf"{name} is a view that PyTorch computes lazily.*{name}\.clone\(\)"):
+        flash_attn_ext.attention_with_kvcache(torch.zeros(1, 2, 1, 8), **caches, cache_seqlens=5)

@@ -115,6 +115,11 @@ def flash_attn_func(
         torch.Size([2, 128, 8, 64])
     """
     require_shape("(batch, seqlen, heads, headdim)", q=q, k=k, v=v)
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise RuntimeError(
+            f"q, k and v have batches of {q.shape[0]}, {k.shape[0]} and {v.shape[0]}, expected the same: expand them, "
+            "or call flash_attn_ext.attention(..., layout='bshd'), which broadcasts"
+        )
     options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
     check_flag("return_attn_probs", return_attn_probs)
     if not return_attn_probs:
