@@ -1,7 +1,7 @@
 """The build as a ninja file: one edge per C++ object, one per kernel object that is not there yet, one link.
 
-An object may be that of a whole folder, whose files then read PyTorch's headers once instead of each for itself. Ninja
-follows the headers of C++ objects. A kernel object is named by a hash of everything that goes into it (nvcc's
+All files of a folder of the glue are compiled into one object, so PyTorch's headers are read once for each folder.
+Ninja follows the headers of C++ objects. A kernel object is named by a hash of everything that goes into it (nvcc's
 release, its flags, the source and every project header it includes), so that it can be carried to another machine with
 the same nvcc.
 """
@@ -26,11 +26,6 @@ rule cxx
   description = g++ $in
   depfile = $out.d
   deps = gcc
-rule cxx_folder
-  command = {cxx} -MMD -MF $out.d $flags {no_file} -o $out
-  description = g++ $in
-  depfile = $out.d
-  deps = gcc
 rule nvcc
   command = {python} build_support/run_nvcc.py $out {nvcc} $flags -c $in
   description = nvcc $in
@@ -41,9 +36,6 @@ rule link
   command = {cxx} -shared $in -o $out $flags
   description = link $out
 """
-
-
-NO_FILE = ("-x", "c++", "-c", "/dev/null")  # what the rule of a folder compiles, after the files that its flags include
 
 
 class Edge(NamedTuple):
@@ -58,8 +50,7 @@ class Edge(NamedTuple):
 
 def ninja_text(edges: Iterable[Edge], build_dir: Path, cxx: str, nvcc: Nvcc | None) -> str:
     python, cxx, nvcc_path = (_shell([word]) for word in (sys.executable, cxx, str(nvcc.path) if nvcc else "nvcc"))
-    rules = _RULES.format(build_dir=_escape(build_dir), cxx=cxx, nvcc=nvcc_path, python=python, no_file=_shell(NO_FILE))
-    blocks = [rules]
+    blocks = [_RULES.format(build_dir=_escape(build_dir), cxx=cxx, nvcc=nvcc_path, python=python)]
     for rule, sources, output, flags, read in edges:
         if rule:
             inputs = " ".join([*map(_escape, sources), *(["|", *map(_escape, read)] if read else [])])

@@ -187,8 +187,8 @@ def version() -> str:
 
 
 def define_flags(plan: Plan, source: str) -> list[str]:
-    """A file gets those that it names, so only these files are rebuilt with them. Whether the build is fast is for all
-    CUDA files, because headers of launches leave kernels out."""
+    """An object gets those that its files name, so only these objects are rebuilt with them. Whether the build is fast
+    is for all CUDA files, because headers of launches leave kernels out."""
     text = (ROOT / source).read_text(encoding="utf-8")
     facts = {"INTERFACE": lambda: _quoted(interface_digest()), "VERSION": lambda: _quoted(version())}
     if plan.nvcc:
@@ -207,12 +207,13 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "/").replace('"', "'") + '"'
 
 
-def glue_flags(plan: Plan, files: Sequence[str]) -> list[str]:
+def glue_flags(plan: Plan, included: Sequence[str], last: str) -> list[str]:
+    """Of an object that has the included files before its last one."""
     torch = plan.torch.root / "include"
     system = [torch, torch / "torch/csrc/api/include", plan.python_include]
     include = [word for path in system for word in ("-isystem", str(path))]
-    defines = dict.fromkeys(flag for file in files for flag in define_flags(plan, file))
-    return [*GLUE_CXX_FLAGS, *defines, *include, *(word for file in files for word in ("-include", file))]
+    defines = dict.fromkeys(flag for file in (*included, last) for flag in define_flags(plan, file))
+    return [*GLUE_CXX_FLAGS, *defines, *include, *(word for file in included for word in ("-include", file))]
 
 
 def library_link_flags(plan: Plan) -> list[str]:
@@ -245,13 +246,13 @@ def sources(*suffixes: str, of_glue: bool) -> list[str]:
 
 
 def glue_objects(plan: Plan) -> list[Edge]:
-    """One for each folder."""
+    """One object for each folder, because reading PyTorch's headers takes most of the time."""
     edges = []
     by_folder = sorted(sources(".cpp", of_glue=True), key=os.path.dirname)
     for folder, of_folder in itertools.groupby(by_folder, os.path.dirname):
-        files = list(of_folder)
+        *included, last = of_folder
         output = str(plan.glue_dir / "objects" / f"{folder}.o")
-        edges.append(Edge("cxx_folder", files, output, glue_flags(plan, files)))
+        edges.append(Edge("cxx", [last], output, glue_flags(plan, included, last), included))
     return edges
 
 

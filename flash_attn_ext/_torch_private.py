@@ -99,7 +99,8 @@ def keys_of(name: str) -> torch._C.DispatchKeySet:
 
 
 def forget_choices_of_kernels(operator: torch._ops.OpOverloadPacket) -> None:
-    """Traces remember which kernel of an operator each dispatch key has. PyTorch does not tell them of changes."""
+    """Clears the kernels that traces have cached for each dispatch key of an operator. PyTorch does not clear them when
+    kernels come or go."""
     for overload in operator.overloads():
         getattr(operator, overload)._dispatch_cache.clear()
 

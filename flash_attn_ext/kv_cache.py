@@ -265,7 +265,7 @@ def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Te
     if torch.is_grad_enabled():
         _refuse_gradients(problem, cache)
     for name, tensor in (("k_cache", problem.k), ("v_cache", problem.v)):
-        if tensor.is_neg() or tensor.is_conj():
+        if not is_compiling() and tensor.is_neg():
             raise RuntimeError(
                 f"{name} is a view that PyTorch computes lazily, so its values are not in memory; pass {name}.clone()"
             )

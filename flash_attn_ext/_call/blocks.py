@@ -13,8 +13,8 @@ from flash_attn_ext.masks import BlockLists, BlocksAndIntervals
 
 
 def blocks_of(block_lists: Any, q: Tensor, k: Tensor) -> Tensor:
-    """bool (..., Hq or 1, query blocks, key blocks). Heads come before the sequence in q and k. More batch
-    dimensions than q has, and devices, are checked with those of the call's other tensors."""
+    """bool (..., Hq or 1, query blocks, key blocks). Heads come before the sequence in q and k. Devices,
+    batch dimensions that q and k lack, and those in which both have 1 are checked with the call's other tensors."""
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     lists = _lists_of(block_lists, num_queries, num_keys)
     counts = lists.counts

@@ -235,15 +235,16 @@ def count(name: str, value: Any, least: int = 0) -> int:
 
 
 def check_ends(ends: Tensor, first: int | None = None) -> None:
-    """Raises RuntimeError for ``cu_seqlens`` on the CPU that decreases, or begins with another number than ``first``,
-    or below 0."""
+    """Raises RuntimeError for ``cu_seqlens`` on the CPU that decreases, or does not begin with ``first`` (None: with 0
+    or more)."""
     if ends.device.type != "cpu" or torch.compiler.is_compiling():
         return
     try:
         begin, decreases = int(ends[0]), bool((ends.diff() < 0).any())
     except RuntimeError:  # in a trace or under vmap there are no values
         return
-    if decreases or begin < 0 or begin != (begin if first is None else first):
+    begins_wrong = begin < 0 if first is None else begin != first
+    if decreases or begins_wrong:
         problem = "decreases" if decreases else f"begins with {begin}"
         expected = "0 or more" if first is None else str(first)
         raise RuntimeError(

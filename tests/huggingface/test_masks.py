@@ -15,6 +15,7 @@ from transformers.masking_utils import (  # noqa: E402
 )
 
 from flash_attn_ext.integrations.transformers import mask_form, masks  # noqa: E402
+from flash_attn_ext.integrations.transformers.attention import fused_attention  # noqa: E402
 from support.models.asked import (  # noqa: E402
     BATCH,
     LENGTHS,
@@ -135,6 +136,15 @@ def test_a_mask_of_another_layer_is_refused():
     mask = masks.fused_mask(1, 7, 7)
     with pytest.raises(ValueError, match="made for 7 keys, but there are 5"):
         mask_form.read(mask, 5)
+    of_a_cache = masks.fused_mask(1, 3, 10, q_offset=3)  # 6 of 10 keys
+    assert mask_form.read(of_a_cache, 10).num_keys == 6
+    for num_keys in (6, 7, 14, 20):
+        with pytest.raises(ValueError, match=f"made for 1. keys, but there are {num_keys}"):
+            mask_form.read(of_a_cache, num_keys)
+    for num_keys in (8, 12):  # only the mask function knows
+        q, k = torch.randn(1, 2, 3, 8), torch.randn(1, 2, num_keys, 8)
+        with pytest.raises(ValueError, match=f"made for 10 keys, but there are {num_keys}"):
+            fused_attention(torch.nn.Module(), q, k, k, of_a_cache)
     with pytest.raises(ValueError, match="attention_mask has shape \\(2, 7\\), expected a tensor of 4 dimensions"):
         mask_form.read(torch.ones(2, 7), 7)
     with pytest.raises(ValueError, match=r"dtype torch\.int64"):
@@ -147,7 +157,7 @@ def test_a_mask_of_another_layer_is_refused():
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("queries", [2, 3, 4, 5, 6, 7, 30])
 def test_a_mask_that_was_cut_is_refused(queries, window):
-    """To the keys of a layer, as some models cut it, or to some of the queries."""
+    """To the keys of a layer, as some models cut it, or to fewer queries than the form has rows."""
     padding = torch.ones(1, queries, dtype=torch.bool)
     padding[:, 0] = queries == 2
     function = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
@@ -164,3 +174,12 @@ def test_a_mask_of_ones_and_zeros_in_bytes_is_refused():
     for length in range(2, 9):
         with pytest.raises(ValueError, match=r"attention_mask\.bool\(\)"):
             mask_form.read(torch.ones(1, 1, length, length, dtype=torch.uint8).tril(), length)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_masks_of_other_kinds_in_compiled_layers():
+    """As between a prompt and the tokens after it, where layers are compiled and the model is not."""
+    compiled = torch.compile(lambda mask, x: x * mask_form.read(mask, x.shape[0]).is_causal, backend="eager")
+    for kind in (mask_form.CAUSAL, mask_form.KEYS, mask_form.CAUSAL):
+        mask = mask_form.flags_form(kind, 30, None, "cpu")
+        assert bool(compiled(mask, torch.ones(30)).all()) == (kind == mask_form.CAUSAL)

@@ -18,7 +18,7 @@ import pytest
 from build_support import aarch64, jobs, plan, toolchain
 from build_support.aarch64 import CXX, QEMU
 from build_support.archs import parse_archs
-from build_support.graph import NO_FILE, Edge
+from build_support.graph import Edge
 from build_support.toolchain import TorchInfo
 from support.cross_compiled import KERNELS
 
@@ -60,8 +60,7 @@ def compile_all(edges: Iterable[Edge], folder: Path) -> list[Path]:
             flags = [*(flag for flag in edge.flags if not flag.startswith("-gencode")), PTX_ONLY]
             said = run(NVCC.path, *found, *flags, "-c", *edge.sources, "-o", target)
         else:
-            compiled = NO_FILE if edge.rule == "cxx_folder" else ("-c", *edge.sources)
-            said = run(CXX, *edge.flags, *compiled, "-o", target)
+            said = run(CXX, *edge.flags, "-c", *edge.sources, "-o", target)
         assert "warning" not in said, said
         return target
 

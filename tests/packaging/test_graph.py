@@ -61,8 +61,8 @@ def objects(made: plan.Plan) -> dict[str, graph.Edge]:
 def test_each_source_has_one_edge(tree):
     made = edges(make_plan())
     assert {edge.sources[0]: edge.rule for edge in made} == {
-        "csrc/bindings.cpp": "cxx_folder",
-        "csrc/host/info.cpp": "cxx_folder",
+        "csrc/bindings.cpp": "cxx",
+        "csrc/host/info.cpp": "cxx",
         "csrc/library/facts.cpp": "cxx",
         "csrc/kernels/cpu/backward/rows.cpp": "cxx",
         "csrc/kernels/cpu/forward/rows.cpp": "cxx",
@@ -88,13 +88,13 @@ def test_the_glue_has_an_object_for_each_folder(tree):
     for name in ("host/calls.cpp", "host/cache/appended.cpp", "host/cache/values.cpp"):
         (tree / name).write_text("bool has_gpus = FLASH_ATTN_EXT_WITH_CUDA;")
     made = plan.glue_objects(make_plan())
-    assert [edge.sources for edge in made] == [
+    assert [[*edge.read, *edge.sources] for edge in made] == [
         ["csrc/bindings.cpp"],
         ["csrc/host/calls.cpp", "csrc/host/info.cpp"],
         ["csrc/host/cache/appended.cpp", "csrc/host/cache/values.cpp"],
     ]
     for edge in made:
-        assert [edge.flags[i + 1] for i, flag in enumerate(edge.flags) if flag == "-include"] == edge.sources
+        assert [edge.flags[i + 1] for i, flag in enumerate(edge.flags) if flag == "-include"] == list(edge.read)
         assert sum("WITH_CUDA" in flag for flag in edge.flags) == (edge is not made[0])
 
 
@@ -135,7 +135,7 @@ def test_machines_that_share_a_checkout_build_in_folders_of_their_own(monkeypatc
 
 def test_cpu_only_build_has_no_cuda_in_it(tree):
     made = objects(make_plan(cuda=False))
-    assert {edge.rule for edge in made.values()} == {"cxx", "cxx_folder"}
+    assert {edge.rule for edge in made.values()} == {"cxx"}
     flags = made["csrc/library/facts.cpp"].flags
     assert "-DFLASH_ATTN_EXT_NOT_BUILT=\"the 'reason'\"" in flags
     assert not [flag for flag in flags if "WITH_CUDA" in flag]

@@ -278,28 +278,35 @@ def test_checkpointing_in_nested_contexts(backend):
 
 
 def test_an_engine_that_somebody_else_puts_in_place_inside():
-    """It stays, and later contexts do without another one of ours."""
+    """It stays, and is called once for each backward pass."""
     calls = []
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
     before = torch.autograd._engine_run_backward
-    with replace_sdpa():
-        ours = torch.autograd._engine_run_backward
-
-        def theirs(*args, **kwargs):
-            calls.append(len(calls))
-            return ours(*args, **kwargs)
-
-        torch.autograd._engine_run_backward = theirs
     try:
+        with replace_sdpa():
+            ours = torch.autograd._engine_run_backward
+
+            def theirs(*args, **kwargs):
+                calls.append(len(calls))
+                return ours(*args, **kwargs)
+
+            torch.autograd._engine_run_backward = theirs
         F.scaled_dot_product_attention(q, q, q).sum().backward()
         assert len(calls) == 1
         with replace_sdpa():
             F.scaled_dot_product_attention(q, q, q).sum().backward()
         assert len(calls) == 2 and torch.autograd._engine_run_backward is theirs
     finally:
-        torch.autograd._engine_run_backward = ours
+        torch.autograd._engine_run_backward = before
+
+
+def test_an_engine_that_somebody_else_puts_back_inside():
+    """Later contexts are in force in backward passes all the same."""
+    before = torch.autograd._engine_run_backward
     with replace_sdpa():
-        assert torch.autograd._engine_run_backward is ours
+        torch.autograd._engine_run_backward = before
+    with replace_sdpa():
+        assert torch.autograd._engine_run_backward is not before
     assert torch.autograd._engine_run_backward is before
 
 

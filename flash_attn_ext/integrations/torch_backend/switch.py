@@ -116,7 +116,7 @@ def _replace() -> None:
                     _put_in_place(override, _libraries[-1])
         for key in _FUNCTION_KEYS:
             _put_front(FUNCTION, key)
-        _tell_traces()
+        _clear_dispatch_caches()
     except BaseException:
         _restore()
         raise
@@ -127,11 +127,11 @@ def _restore() -> None:
         _fronts.pop().remove()
     while _libraries:
         destroy(_libraries.pop())
-    _tell_traces()
     fused_inference.switch_back()
+    _clear_dispatch_caches()
 
 
-def _tell_traces() -> None:
+def _clear_dispatch_caches() -> None:
     """Without this, torch.compile would look for kernels that are gone, and its graphs would lack derivatives."""
     for operator in (FUNCTION, *(override.operator for override in OVERRIDES)):
         forget_choices_of_kernels(getattr(torch.ops.aten, operator))

@@ -22,8 +22,8 @@ _STARTS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 _lock = threading.Lock()
 _modes_in_force = 0
-_run_engine: Callable[..., Any]  # PyTorch's, while ours is in its place
-_is_in_place = False  # ours, itself or called by what somebody has put there since
+_before: Callable[..., Any]  # the engine that was there when the first mode came
+_ours: Callable[..., Any]  # what took its place
 _of_thread = threading.local()
 
 
@@ -42,12 +42,17 @@ def run(mode: TorchFunctionMode, func: Callable[..., Any], args: tuple[Any, ...]
             waiting.remove(mode)
 
 
-def _run_engine_under_modes(*args: Any, **kwargs: Any) -> Any:
-    waiting = _of_thread.__dict__.get("modes", [])
-    with contextlib.ExitStack() as stack:
-        while waiting:
-            stack.enter_context(waiting.pop())  # the outermost comes first, because the innermost was asked first
-        return _run_engine(*args, **kwargs)
+def _under_modes(run_engine: Callable[..., Any]) -> Callable[..., Any]:
+    """Where somebody has kept an earlier one of ours, that one finds no mode waiting."""
+
+    def run_engine_under_modes(*args: Any, **kwargs: Any) -> Any:
+        waiting = _of_thread.__dict__.get("modes", [])
+        with contextlib.ExitStack() as stack:
+            while waiting:
+                stack.enter_context(waiting.pop())  # the outermost comes first, because the innermost was asked first
+            return run_engine(*args, **kwargs)
+
+    return run_engine_under_modes
 
 
 def watch() -> None:
@@ -60,14 +65,14 @@ def unwatch() -> None:
 
 
 def _change_modes(change: int) -> None:
-    global _modes_in_force, _run_engine, _is_in_place
+    global _modes_in_force, _before, _ours
     if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace a lock
         return
     with _lock:
-        if _modes_in_force == 0 and not _is_in_place:
-            _run_engine = replace_engine(_run_engine_under_modes)
-            _is_in_place = True
+        if _modes_in_force == 0:
+            _before = engine()
+            _ours = _under_modes(_before)
+            replace_engine(_ours)
         _modes_in_force += change
-        if _modes_in_force == 0 and engine() is _run_engine_under_modes:
-            replace_engine(_run_engine)
-            _is_in_place = False
+        if _modes_in_force == 0 and engine() is _ours:  # else somebody has replaced it since, and may call ours
+            replace_engine(_before)

@@ -95,6 +95,9 @@ def fused_attention(
     else:
         visible = read(attention_mask, key.shape[2])
         _check_shape(visible, query.shape, key.shape[2])
+        made = None if visible.num_keys is None else made_here(attention_mask)
+        if made is not None and made.num_keys != key.shape[2]:
+            raise _of_another_layer(made.num_keys, key.shape[2])
         if visible.intervals is not None:
             _check_num_keys(attention_mask, key.shape[2])
         _check_window(visible, sliding_window)
@@ -166,14 +169,20 @@ def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int) -> No
 def _check_num_keys(mask: Tensor, num_keys: int) -> None:
     """Checks for how many keys intervals are made. A copy tells only by its values, so it waits for a GPU."""
     made = made_here(mask)
-    advice = "it is that of another layer, or of another kind of cache"
     if made is None and is_tracing(mask):
         is_right = (num_keys_of_intervals(mask) == num_keys).all()
-        assert_later(is_right, f"attention_mask is made for another number of keys than there are: {advice}")
+        assert_later(is_right, f"attention_mask is made for another number of keys than there are: {_OF_ANOTHER_LAYER}")
         return
     for found in num_keys_of_intervals(mask).tolist() if made is None else [made.num_keys]:
         if found != num_keys:
-            raise ValueError(f"attention_mask is made for {found} keys, but there are {num_keys}: {advice}")
+            raise _of_another_layer(found, num_keys)
+
+
+_OF_ANOTHER_LAYER = "it is that of another layer, or of another kind of cache"
+
+
+def _of_another_layer(found: int, num_keys: int) -> ValueError:
+    return ValueError(f"attention_mask is made for {found} keys, but there are {num_keys}: {_OF_ANOTHER_LAYER}")
 
 
 def _check_window(visible: Visible, sliding_window: int | None) -> None:

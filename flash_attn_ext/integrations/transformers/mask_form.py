@@ -7,8 +7,9 @@ There are four forms. Only the first may have the size of (queries, keys), if a 
 - uint8, (B | 0, 1, kind, 5 (keys + number) + kind): **flags** and an interval. ``keys`` is the number of keys that the
   layer has. ``kind`` says whether there are causality and a window of ``number`` keys before the diagonal, or causality
   where no query sees the last ``number`` keys and the last query is aligned with the last key before these. Row
-  [b, 0, 0, :keys] says which keys are no padding; without rows, there is no padding. A mask that was cut to some of its
-  queries or keys has none of these shapes.
+  [b, 0, 0, :keys] says which keys are no padding; without rows, there is no padding. A mask that was cut to the keys,
+  or to fewer queries than ``kind``, has none of these shapes. A cut to more queries changes nothing and cannot be
+  found.
 - uint32, (sequences + 1, blocks, 1, 1 | 2 + left): **packed** causal sequences. [:, 0, 0, 0] are the cumulative
   lengths, and none is longer than ``blocks`` times BLOCK.
 - uint32, (B | 1, 1, L + 1, 2n) with L above 1: **intervals** of keys, as ``attention`` takes them in int32, and a last
@@ -16,7 +17,8 @@ There are four forms. Only the first may have the size of (queries, keys), if a 
   when it is cut to the keys.
 
 Sizes are numbers on the host, so reading them does not wait for a GPU. Dimensions that only encode a number have a
-stride of 0, and are small enough for a copy to do no harm. A model that adds its mask to scores itself, instead of
+stride of 0, and are small enough for a copy to do no harm. Rows of flags take about five bytes for each key, and their
+copies up to six times that. A model that adds its mask to scores itself, instead of
 calling the attention function, fails because of the shape.
 """
 
@@ -133,7 +135,7 @@ def _read_intervals(mask: Tensor) -> Tensor:
 
 def _read_flags(mask: Tensor, num_keys: int) -> Visible:
     kind, extent = mask.shape[2:]
-    is_whole = kind in range(KEYS, CAUSAL_PREFIX + 1) and (extent - kind) % _KINDS == 0 and extent > num_keys
+    is_whole = KEYS <= kind <= CAUSAL_PREFIX and (extent - kind) % _KINDS == 0 and extent > num_keys
     if mask.shape[1] != 1 or not is_whole:
         raise ValueError(
             f"attention_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, for {num_keys} keys, which no mask "
@@ -142,7 +144,11 @@ def _read_flags(mask: Tensor, num_keys: int) -> Visible:
         )
     made_for = (extent - kind) // _KINDS
     number = made_for - num_keys
-    if number < 0 or (number > 0 and kind in (KEYS, CAUSAL)):
+    if kind == CAUSAL_PREFIX:
+        is_right = 0 < number < num_keys
+    else:
+        is_right = number == 0 or (number > 0 and kind in (CAUSAL_WINDOW, WINDOW))
+    if not is_right:
         raise ValueError(
             f"attention_mask is made for {made_for} keys, but there are {num_keys}: it is that of another layer, "
             "or of another kind of cache"

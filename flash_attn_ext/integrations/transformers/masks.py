@@ -98,7 +98,8 @@ def fused_mask(
         return _packed(request, pattern)
     if pattern is not None and pattern.is_packed:
         pattern = None
-    # transformers forbids to skip a mask with an overlay. Of any other, it is the model that reads it.
+    # transformers forbids to skip a mask with an overlay, and the mask of one query over a static cache, for which a
+    # boolean row is as good. Of any other, it is the model that reads it.
     is_read = reads_its_mask(config) or not (may_skip or is_overlaid)
     return _made(request, None if is_read else pattern, position_ids, is_read, is_apart)
 

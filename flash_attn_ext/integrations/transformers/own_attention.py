@@ -9,7 +9,8 @@ from torch import nn
 
 from flash_attn_ext.integrations.transformers.private_names import asks_for_an_implementation
 
-# Types of models that compute with masks in their own way beside the implementation, and their layers.
+# By model_type: the layer that computes with masks by code of its own, in models whose other layers do ask for an
+# implementation.
 _LAYERS = {"bigbird_pegasus": "its encoder", "deepseek_v4": "its sparse attention"}
 
 

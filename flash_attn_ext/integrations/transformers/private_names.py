@@ -73,7 +73,7 @@ _READS_ITS_MASK = frozenset(
         "siglip2_vision_model",
     }
 )
-# These do so only where layers share keys and values.
+# These cut their masks only where layers share keys and values (num_kv_shared_layers).
 _READS_ITS_MASK_IN_SHARED_LAYERS = frozenset({"gemma4_text", "gemma4_unified_text"})
 # The name of functions that and_masks builds. torch.compile shows only the name of a mask function.
 AND_MASK = "and_mask"
