@@ -66,6 +66,7 @@ _VARIABLES = {
 # transformers for a boolean one.
 _READS_ITS_MASK = frozenset(
     {
+        "doge",
         "gemma4_assistant",
         "gemma4_unified_assistant",
         "nemotron_asr_streaming_encoder",
