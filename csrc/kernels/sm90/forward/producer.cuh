@@ -64,8 +64,8 @@ struct ForwardProducer {
     load_v(work, at.tile);
   }
 
-  // The same for the tiles that a mask does not hide completely. Which one is next is looked up while copies are in
-  // flight.
+  // The same for the tiles that a mask does not hide completely. Which tiles follow is looked up two tiles ahead, after
+  // the copies of a tile are issued, so that consumers wait for a look-up only at the beginning of a work tile.
   __device__ __forceinline__ void load_unmasked(const Work& work) {
     if (work.begin == work.end) {
       let_fetch_work(work);
@@ -77,20 +77,23 @@ struct ForwardProducer {
     MainloopTile next = unmasked_from<Traits>(args.params, work, at.tile - 1);
     if (next.tile <= work.begin) let_fetch_work(work);
     publish_k({at, next});
+    MainloopTile after = unmasked_from<Traits>(args.params, work, next.tile - 1);
+    if (next.tile > work.begin && after.tile <= work.begin) let_fetch_work(work);
 #pragma unroll 1
     while (next.tile >= work.begin) {
       load_unpublished_k(work, next.tile);
-      load_v(work, at.tile);
-      const MainloopTile after = unmasked_from<Traits>(args.params, work, next.tile - 1);
-      if (next.tile > work.begin && after.tile <= work.begin) let_fetch_work(work);
       publish_k({next, after});
+      load_v(work, at.tile);
+      const MainloopTile later = unmasked_from<Traits>(args.params, work, after.tile - 1);
+      if (after.tile > work.begin && later.tile <= work.begin) let_fetch_work(work);
       at = next;
       next = after;
+      after = later;
     }
     load_v(work, at.tile);
   }
 
-  // Called at the last tile of keys but one, so that the next work tile is known by the time it is needed.
+  // Called at one of the last tiles of keys, so that the next work tile is known by the time it is needed.
   __device__ __forceinline__ void let_fetch_work(const Work& work) const {
     if (work.kind == WorkKind::kTile) ptx::arrive(shared.may_fetch_work);
   }
