@@ -102,7 +102,7 @@ Status sm90_backward(const attention::BackwardParams& params, const plan::Backwa
                      void* stream) {
   if (!plan.is_warp_specialised()) return sm80_backward(params, plan, workspace, stream);
   cudaError_t error = sm90::run_backward(params, plan, workspace, cuda_stream(stream));
-  if (error == cudaSuccess) error = sm80::run_separate_dbias(params, plan, workspace, cuda_stream(stream));
+  if (error == cudaSuccess) error = sm80::run_separate_sums(params, plan, workspace, cuda_stream(stream));
   if (error != cudaSuccess || params.dsink == nullptr) return error;
   attention::BackwardParams p = params;
   p.delta = plan.workspace.delta.like(p.lse, workspace);

@@ -30,6 +30,18 @@ KEPT_PACKED = [
     for d in (64, 128, 192)
     for pattern, causal in (("1hqk", None), ("b1qk", "bottom_right"), ("11qk", "top_left"))
 ]
+# Where dS is computed again for dBias: sums over queries, and biases before which scores were capped.
+RECOMPUTED = [
+    Case(sq=sq, sk=270, d=d, batch=2, heads=4, kv_heads=2, bias=pattern, **features)
+    for d in (64, 128, 192)
+    for sq, pattern, features in (
+        (140, "1h1k", dict(causal="bottom_right", dlse=True)),
+        (300, "b11k", dict(mask="b1qk")),
+        (300, "111k", dict(dropout_p=0.2, sink=True)),
+        (300, "1hqk", dict(softcap=5.0)),
+        (300, "b11k", dict(softcap=5.0, window=(70, 9))),
+    )
+]
 # Broadcast along keys: what remains of sums of dS is a small part of their terms.
 WHOLE_ROWS = [
     Case(sq=300, sk=65, d=64, heads=6, kv_heads=2, scale=-0.2, bias="bhq1", alibi="h", dropout_p=0.1, dlse=True),
@@ -63,6 +75,20 @@ def test_tile_edges_and_combinations(case, dtype, backend):
 @over_cases(KEPT)
 def test_head_dims_at_which_scores_are_kept(case, dtype, backend):
     check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
+@over_cases([*RECOMPUTED[:5], *for_gpus(RECOMPUTED[5:])])
+def test_recomputed(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases([RECOMPUTED[0], *for_gpus(RECOMPUTED[5::5])])
+def test_sums_over_queries_where_out_is_far_from_zero(case, dtype, backend):
+    """Rounding out moves delta by as much as dS is large, for all keys of a query."""
+    inputs = make_inputs(case, dtype, backend.device)
+    check_inputs(inputs.replace(v=inputs.v + 16.0), backend)
 
 
 @over_dtypes((torch.bfloat16,))

@@ -110,8 +110,6 @@ def test_info_knows_what_takes_portable_kernels_on_hopper():
             "a boolean mask and dropout at head dim 256",
             "a boolean mask and a softcap at head dim 256",
             "a bias at head dim 256",
-            "a bias with a gradient that broadcasts over queries",
-            "ALiBi slopes with a gradient",
         ],
     }
 

@@ -55,8 +55,15 @@ CALLS = {
     "a bias beside a mask": ({"bias": PAIRS, "mask": OF_ENTRIES},),
     "a softcap": (SOFTCAP,),
     "a scale that is not positive": ({"options": {"scale": -1.0}},),
-    "ALiBi slopes without gradient, causal": ({"slopes": True, "options": {"causal": "bottom_right"}},),
-    "ALiBi slopes without gradient, not causal": ({"slopes": True}, {"slopes": True, "options": {"window": (256, 9)}}),
+    "ALiBi slopes, with or without gradient, causal": (
+        {"slopes": True, "options": {"causal": "bottom_right"}},
+        {"slopes": True, "wanted": WITH_SLOPES, "options": {"causal": "bottom_right"}},
+    ),
+    "ALiBi slopes, with or without gradient, not causal": (
+        {"slopes": True},
+        {"slopes": True, "options": {"window": (256, 9)}},
+        {"slopes": True, "wanted": WITH_SLOPES},
+    ),
     "dropout beside a mask, a softcap beside a mask": (DROPOUT | {"mask": PAIRS}, SOFTCAP | {"mask": OF_ENTRIES}),
     "intervals or lists of blocks beside a mask, dropout or a softcap": (
         {"block_lists": LISTS, "mask": PAIRS},
@@ -73,10 +80,11 @@ CALLS = {
         {"relative_bias": True, "wanted": WITH_BIAS, "d": 128},
     ),
     "a bias table by distance beside a mask": ({"relative_bias": True, "mask": KEYS, "wanted": WITH_BIAS},),
-    "a bias that broadcasts over queries, without gradient": ({"bias": KEYS},),
-    "a bias that broadcasts over queries, with gradient": ({"bias": KEYS, "wanted": WITH_BIAS},),
+    "a bias that broadcasts over queries, with or without gradient": (
+        {"bias": KEYS},
+        {"bias": KEYS, "wanted": WITH_BIAS},
+    ),
     "a bias that broadcasts over keys, with gradient": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS},),
-    "ALiBi slopes with gradient": ({"slopes": True, "wanted": WITH_SLOPES},),
     "a float32 bias beside 16-bit q, k and v, without gradient": ({"bias": PAIRS, "bias_dtype": F32},),
     "a float32 bias beside 16-bit q, k and v, with gradient": (
         {"bias": PAIRS, "bias_dtype": F32, "wanted": WITH_BIAS},

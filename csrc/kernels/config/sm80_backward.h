@@ -69,8 +69,8 @@ inline constexpr DqConfig kDqConfigs[] = {
 };
 // clang-format on
 
-// The row whose tile the kernels of recomputed dS use (dscore_sums.cuh). Head dims above 256 share one kernel, because
-// each kernel takes long to compile.
+// The row whose tile the kernels of recomputed dS use (recomputed_scores.cuh). Head dims above 256 share one kernel,
+// because each kernel takes long to compile.
 constexpr int dscore_sums_row(int element_bytes, int64_t head_dim) {
   return find_row(kDqConfigs, element_bytes, head_dim <= 256 ? head_dim : 576, ScoreMode::kGeneric);
 }

@@ -137,6 +137,8 @@ struct BackwardPlan {
   BackwardKernels kernels = BackwardKernels::kCpu;
   DeltaSource delta = DeltaSource::kNone;
   BiasGradientSource dbias = BiasGradientSource::kNone;
+  // Sums of recomputed dS that follow the kernels of dQ, dK and dV have a delta of their own, by kExactKernel.
+  bool exact_delta_of_sums = false;
   // Whether each element of dBias is written once, in the bias's own type. Otherwise it is added to zeros of the
   // accumulate type.
   bool writes_dbias_once = false;
@@ -217,8 +219,10 @@ struct BackwardPlan {
     WorkspacePart bias_boxes;  // kKeyStationary, kTwoPass: as in the forward pass
   } workspace;
 
-  bool has_relative_dbias() const {
-    return dbias == BiasGradientSource::kRelative || dbias == BiasGradientSource::kRelativeOverBatch;
+  // Whether dBias comes from dS that kernels of its own recompute, in none of the kernels of dQ, dK and dV.
+  bool recomputes_dbias() const {
+    return dbias == BiasGradientSource::kRecomputed || dbias == BiasGradientSource::kRelative ||
+           dbias == BiasGradientSource::kRelativeOverBatch;
   }
   bool is_warp_specialised() const {
     return kernels == BackwardKernels::kKeyStationary || kernels == BackwardKernels::kTwoPass ||
@@ -253,6 +257,11 @@ inline WorkspacePart append(int64_t& total, int64_t bytes) {
 
 // Whether dBias sums whole rows of dS only. It then needs no dS (attention/dscore_row_sums.h).
 inline bool dbias_is_row_sums(const attention::BackwardParams& p) { return p.dbias.present() && !p.dbias.per_key; }
+
+// Whether dBias sums columns of dS.
+inline bool dbias_is_column_sums(const attention::BackwardParams& p) {
+  return p.dbias.present() && p.dbias.per_key && !p.dbias.per_query;
+}
 
 // Whether dBias is more precise than out. dQ and dK of such a call are as exact, whatever dimensions the bias is
 // broadcast along.

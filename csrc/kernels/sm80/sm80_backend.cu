@@ -105,28 +105,41 @@ cudaError_t matrix_gradients(const BackwardParams& p, const BackwardPlan& plan, 
   return cudaErrorInvalidValue;
 }
 
-cudaError_t sum_dscores(const BackwardParams& p, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream) {
-  return with_element(p.element, false,
-                      [&](auto element) { return dscore_sums<decltype(element)>(p, plan, sum, stream); });
+cudaError_t compute_exact_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_element(p.element, false, [&](auto element) { return exact_delta<decltype(element)>(p, plan, stream); });
 }
 
 cudaError_t compute_delta(BackwardParams p, const BackwardPlan& plan, cudaStream_t stream) {
+  p.dalibi_slopes = nullptr;                                    // run_separate_sums computes it
   if (plan.dbias == BiasGradientSource::kRowSums) p.dlse = {};  // the kernel that makes dBias subtracts dlse
   if (plan.delta == DeltaSource::kOwnKernel) return common::launch_delta(attention::delta_params(p), stream);
   if (plan.delta != DeltaSource::kExactKernel) return cudaSuccess;
-  return sum_dscores(p, plan, DscoreSum::kDelta, stream);
+  return compute_exact_delta(p, plan, stream);
 }
 
 cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  const bool recomputes_dbias = plan.dbias == BiasGradientSource::kRecomputed;
   return in_order(
       [&] {
         return with_element(p.element, plan.tf32,
                             [&](auto element) { return matrix_gradients<decltype(element)>(p, plan, stream); });
       },
-      [&] { return p.dq_partials.present() ? common::sum_dq_partials(p, p.dq_partials, stream) : cudaSuccess; },
-      [&] { return recomputes_dbias ? sum_dscores(p, plan, DscoreSum::kBias, stream) : cudaSuccess; },
-      [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
+      [&] { return p.dq_partials.present() ? common::sum_dq_partials(p, p.dq_partials, stream) : cudaSuccess; });
+}
+
+cudaError_t sum_dbias(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  switch (plan.dbias) {
+    case BiasGradientSource::kRecomputed:
+      return with_element(p.element, false,
+                          [&](auto element) { return dscore_sums<decltype(element)>(p, plan, stream); });
+    case BiasGradientSource::kOverBatch:
+      return run_dbias_over_batch(p, plan, stream);
+    case BiasGradientSource::kRelative:
+      return p.dbias_partials ? run_relative_dbias(p, plan, stream) : cudaSuccess;
+    case BiasGradientSource::kRelativeOverBatch:
+      return p.dbias_partials ? run_relative_dbias_over_batch(p, plan, stream) : cudaSuccess;
+    default:
+      return cudaSuccess;
+  }
 }
 
 // Writes what the kernels read of a mask: its bits, or flags of its tiles.
@@ -150,7 +163,8 @@ cudaError_t run_rows(const BackwardParams& p, const BackwardPlan& plan, cudaStre
       },
       [&] {
         return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, p.alibi_partials, stream) : cudaSuccess;
-      });
+      },
+      [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; });
 }
 
 cudaError_t run_split(const attention::AppendingForwardParams& p, const ForwardPlan& plan, void* workspace,
@@ -179,6 +193,10 @@ common::DqPartials dq_partials_of(const BackwardParams& p, const BackwardPlan& p
           .count = static_cast<int>(plan.dq_splits)};
 }
 
+common::AlibiPartials alibi_partials_of(const BackwardPlan& plan, void* workspace) {
+  return {.data = plan.workspace.alibi_partials.in<void>(workspace), .per_head = plan.alibi_partials_per_head};
+}
+
 // Fills in the arguments that follow from the plan and its workspace.
 BackwardParams kernel_params(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace) {
   BackwardParams p;
@@ -186,8 +204,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
   p.delta = plan.workspace.delta.like(p.lse, workspace);
   p.delta_is_pending = plan.delta == DeltaSource::kSharedKernel;
   p.num_pairs = p.batch * p.num_heads_k;
-  p.alibi_partials = {.data = plan.workspace.alibi_partials.in<void>(workspace),
-                      .per_head = plan.alibi_partials_per_head};
+  p.alibi_partials = alibi_partials_of(plan, workspace);
   p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
   p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
   p.dq_partials = dq_partials_of(p, plan, workspace);
@@ -244,28 +261,21 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
         return plan.kernels == BackwardKernels::kRows ? run_rows(p, plan, stream) : run_tensor_cores(p, plan, stream);
       },
       [&] {
-        return plan.kernels == BackwardKernels::kRows ? cudaSuccess : run_separate_dbias(p, plan, workspace, stream);
+        return plan.kernels == BackwardKernels::kRows ? cudaSuccess : run_separate_sums(p, plan, workspace, stream);
       },
-      [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
       [&] { return p.dsink ? common::launch_dsink(p, stream) : cudaSuccess; });
 }
 
-cudaError_t run_separate_dbias(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace,
-                               cudaStream_t stream) {
+cudaError_t run_separate_sums(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace,
+                              cudaStream_t stream) {
   BackwardParams p;
   static_cast<attention::BackwardParams&>(p) = params;
   p.delta = plan.workspace.delta.like(p.lse, workspace);
+  p.alibi_partials = alibi_partials_of(plan, workspace);
   p.dbias_partials = plan.workspace.dbias_partials.in<float>(workspace);
-  switch (plan.dbias) {
-    case BiasGradientSource::kOverBatch:
-      return run_dbias_over_batch(p, plan, stream);
-    case BiasGradientSource::kRelative:
-      return p.dbias_partials ? run_relative_dbias(p, plan, stream) : cudaSuccess;
-    case BiasGradientSource::kRelativeOverBatch:
-      return p.dbias_partials ? run_relative_dbias_over_batch(p, plan, stream) : cudaSuccess;
-    default:
-      return cudaSuccess;
-  }
+  return in_order([&] { return plan.exact_delta_of_sums ? compute_exact_delta(p, plan, stream) : cudaSuccess; },
+                  [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
+                  [&] { return sum_dbias(p, plan, stream); });
 }
 
 cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream) {

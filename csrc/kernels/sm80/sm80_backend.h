@@ -14,10 +14,11 @@ cudaError_t run_forward(const attention::AppendingForwardParams& params, const p
                         cudaStream_t stream);
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream);
-// dBias of a plan of any GPU backend that recomputes dS for it beside the kernels of the other gradients: kOverBatch,
-// kRelative or kRelativeOverBatch. Delta must be there. Tiles of masks need not have been scanned.
-cudaError_t run_separate_dbias(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
-                               cudaStream_t stream);
+// The gradients that sum dS, which is recomputed beside the kernels of dQ, dK and dV: that of ALiBi slopes, and dBias
+// of a plan of any GPU backend whose source is kRecomputed, kOverBatch, kRelative or kRelativeOverBatch. Delta must be
+// there, and may be overwritten. Tiles of masks need not have been scanned.
+cudaError_t run_separate_sums(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                              cudaStream_t stream);
 // Forward mode, if the plan has a kernel for it.
 cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream);
 

@@ -74,15 +74,14 @@ cudaError_t backward_short_bias(const BackwardParams& params, cudaStream_t strea
 template <class Element, int kHeadDim>
 cudaError_t tangents(const attention::TangentParams& params, const TangentPlan& plan, cudaStream_t stream);
 
-// Sums of dS, which is recomputed.
-enum class DscoreSum {
-  kDelta,  // rowsum(P dP) - dlse -> params.delta, which is delta before O is rounded to the element type: the error of
-           // a rounded O in delta does not cancel in sums of dS over rows
-  kAlibi,  // dS times d score / d slope, a partial sum for each query tile -> params.alibi_partials
-  kBias,   // -> params.dbias
-};
+// rowsum(P dP) - dlse -> params.delta, which is delta before O is rounded to the element type: the error of a rounded O
+// in delta does not cancel in sums of dS over rows. Where the slopes of ALiBi have a gradient, also dS times d score /
+// d slope, a partial sum for each query tile -> params.alibi_partials.
 template <class Element>
-cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
+cudaError_t exact_delta(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+// Sums of dS, which is computed again -> params.dbias.
+template <class Element>
+cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
 
 // The gradient of a bias that all batch entries share. 16-bit elements only.
 cudaError_t run_dbias_over_batch(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);

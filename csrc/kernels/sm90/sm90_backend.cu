@@ -103,7 +103,7 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
                          cudaStream_t stream) {
   const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
   attention::BackwardParams p = params;
-  if (sums_rows || plan.has_relative_dbias()) p.dbias = {};
+  if (sums_rows || plan.recomputes_dbias()) p.dbias = {};
   p.delta = plan.workspace.delta.like(p.lse, workspace);
   cudaError_t error = write_boxes_of(plan, p, workspace, stream);
   if (error != cudaSuccess) return error;

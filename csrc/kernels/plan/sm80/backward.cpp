@@ -122,11 +122,10 @@ BackwardPlan::Materialised size_materialised_scores(const BackwardParams& p, Bac
   return materialised;
 }
 
-// In sums of dS over rows the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it vanish
-// in the gradient of a bias that is more precise than O.
+// In sums of dS over columns the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it
+// vanish in the gradient of a bias that is more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
-  const bool dbias_sums_rows = p.dbias.present() && p.dbias.per_key && !p.dbias.per_query;
-  return attention::is_16_bit(p.element) && (dbias_sums_rows || has_precise_dbias(p) || p.dalibi_slopes != nullptr);
+  return attention::is_16_bit(p.element) && (dbias_is_column_sums(p) || has_precise_dbias(p));
 }
 
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
@@ -148,11 +147,12 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
     return;
   }
   if (p.score_mod.bias.is_relative()) return;  // planned with the workspace
-  const bool materialised = plan.materialised.launches > 0 && dbias_may_read_materialised(p);
-  plan.dbias = materialised ? BiasGradientSource::kMaterialised : BiasGradientSource::kRecomputed;
-  // Without scores there are no CTAs that would write it.
-  plan.writes_dbias_once =
-      has_scores(p) && (!materialised || launches_hold_sums_of_dbias(p, plan.materialised.pairs_per_launch));
+  if (plan.materialised.launches == 0 || !dbias_may_read_materialised(p)) {
+    plan_recomputed_dbias(plan, p);
+    return;
+  }
+  plan.dbias = BiasGradientSource::kMaterialised;
+  plan.writes_dbias_once = launches_hold_sums_of_dbias(p, plan.materialised.pairs_per_launch);
 }
 
 // The least keys that are worth a CTA that computes a partial dQ, and the CTAs of the dQ kernel per SM.
@@ -219,11 +219,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p, const Limits& l
   const bool stores_p = plan.kernels == BackwardKernels::kMaterialiseInDq;
   plan.workspace.materialised_scores = append(total, plan.materialised.bytes_of_matrices * (stores_p ? 2 : 1));
   if (p.score_mod.hides_keys()) plan.workspace.mask_tiles = append(total, mask_tiles_bytes(p));
-  if (p.dalibi_slopes) {
-    plan.alibi_partials_per_head = attention::ceil_div(p.sequences.max_seqlen_q, dscore_config(p).tile.queries);
-    plan.workspace.alibi_partials =
-        append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
-  }
+  if (p.dalibi_slopes) plan_dalibi(plan, p);
   if (plan.dq_splits > 1) {
     const int64_t rows = statistic_bytes(p) / int64_t{sizeof(float)};
     const int64_t row_bytes = common::dq_partial_columns(p.head_dim_qk) * int64_t{sizeof(float)};
@@ -264,6 +260,21 @@ BackwardPlan plan_rows(const BackwardParams& p) {
 }
 
 }  // namespace
+
+void plan_dalibi(BackwardPlan& plan, const BackwardParams& p) {
+  const sm80::DqConfig& config = dscore_config(p);
+  plan.exact_delta_of_sums = true;  // by the kernel that sums the slopes' gradient
+  plan.dscore_head_dim = config.head_dim;
+  plan.alibi_partials_per_head = attention::ceil_div(p.sequences.max_seqlen_q, config.tile.queries);
+  plan.workspace.alibi_partials =
+      append(plan.workspace.bytes, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
+}
+
+void plan_recomputed_dbias(BackwardPlan& plan, const BackwardParams& p) {
+  plan.dbias = BiasGradientSource::kRecomputed;
+  plan.dscore_head_dim = dscore_config(p).head_dim;
+  plan.writes_dbias_once = has_scores(p);  // without scores there are no CTAs that would write it
+}
 
 void plan_relative_dbias(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const sm80::DqConfig& config = dscore_config(p);

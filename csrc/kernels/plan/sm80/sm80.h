@@ -92,6 +92,10 @@ inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int6
          (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
 }
 
+// Plan gradients that sum recomputed dS, on any GPU: that of ALiBi slopes, and that of a bias.
+void plan_dalibi(BackwardPlan& plan, const attention::BackwardParams& params);
+void plan_recomputed_dbias(BackwardPlan& plan, const attention::BackwardParams& params);
+
 // Plans the gradient of a relative-position bias, on any GPU.
 void plan_relative_dbias(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 // The splits and the workspace of such a plan, whose blocks have `tile` queries. ctas: about as many as fill

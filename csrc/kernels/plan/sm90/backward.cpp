@@ -180,10 +180,6 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (!sm90::kLargestTwoPassHeadDims.fit(p.head_dim_qk, p.head_dim_v)) return true;
   if (p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   if (has_precise_dbias(p)) return true;
-  // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
-  const bool is_relative = p.score_mod.bias.is_relative();
-  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p) && !is_relative) return true;
-  if (p.dalibi_slopes != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
   // Out, dout and results are read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and
@@ -437,12 +433,15 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
-  // A gradient that sums whole rows of dS needs no dS, and that of a relative-position bias computes it again. So no
-  // kernel of the matrix gradients computes them.
+  // A gradient that sums whole rows of dS needs no dS. That of ALiBi slopes, of a relative-position bias, and of a bias
+  // that may not read rounded dS, computes it again, by portable kernels. So no kernel of the matrix gradients computes
+  // them.
   const bool sums_rows = dbias_is_row_sums(p);
   const bool is_relative = p.score_mod.bias.is_relative();
+  const bool recomputes_dbias = p.dbias.present() && !sums_rows && !is_relative && !dbias_may_read_materialised(p);
   BackwardParams of_matrices = p;
-  if (sums_rows || is_relative) of_matrices.dbias = {};
+  of_matrices.dalibi_slopes = nullptr;
+  if (sums_rows || is_relative || recomputes_dbias) of_matrices.dbias = {};
   std::optional<BackwardPlan> plan = plan_matrix_gradients(of_matrices, limits);
   if (!plan) return plan_backward_sm80(p, limits);
   if (is_relative && plan->dkdv_score == ScoreMode::kBiasMask) {
@@ -456,6 +455,11 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
     plan->dbias = BiasGradientSource::kRowSums;
     plan->writes_dbias_once = true;
   }
+  if (recomputes_dbias) {
+    plan_recomputed_dbias(*plan, p);
+    plan->exact_delta_of_sums = dbias_is_column_sums(p);
+  }
+  if (p.dalibi_slopes != nullptr) plan_dalibi(*plan, p);
   return *std::move(plan);
 }
 

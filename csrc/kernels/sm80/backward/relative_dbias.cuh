@@ -15,8 +15,8 @@ namespace flash_attn_ext::sm80 {
 using RelativeDbiasParams = WithBlockDiagonals<DscoreParams>;
 
 template <class Element, int kHeadDim>
-struct RelativeDbiasKernel : DscoreSumsKernel<Element, kHeadDim> {
-  using Base = DscoreSumsKernel<Element, kHeadDim>;
+struct RelativeDbiasKernel : DscoreTileSums<Element, kHeadDim> {
+  using Base = DscoreTileSums<Element, kHeadDim>;
   using Base::kRowsPerWarp;
   using Base::kThreads;
   using Base::kTile;
@@ -24,11 +24,13 @@ struct RelativeDbiasKernel : DscoreSumsKernel<Element, kHeadDim> {
   using Base::shared;
   using Base::sums;
   using typename Base::Scores;
-  using typename Base::Where;
+  using typename Base::Shared;
 
   static constexpr int kBlock = kTile.queries;
   static constexpr int kKeyTiles = kBlock / kTile.keys;
   static_assert(kTile.queries % kTile.keys == 0 && kThreads == 2 * kBlock);
+
+  __device__ __forceinline__ RelativeDbiasKernel(const BackwardParams& params, Shared& memory) : Base(params, memory) {}
 
   // Returns the thread's sum: of the diagonal key - query = threadIdx.x - (kBlock - 1) from the offset of the block
   // diagonal.
@@ -62,11 +64,11 @@ struct RelativeDbiasKernel : DscoreSumsKernel<Element, kHeadDim> {
     if (seen.begin >= keys.end || seen.end <= keys.begin) return;
     const MaskCoverage attended = mask_coverage(p, item, queries, keys);
     if (attended == MaskCoverage::kNone) return;
-    const Where where = {p, item, query + tile::warp() * kRowsPerWarp, key};
-    const bool masked = attended == MaskCoverage::kMixed;
-    const typename Base::TileOfScores rows = {queries, keys};
-    this->load(where, masked, rows);
-    this->add(this->compute(where, masked, rows), where);
+    this->add({.where = {p, item, query + tile::warp() * kRowsPerWarp, key},
+               .masked = attended == MaskCoverage::kMixed,
+               .full = false,
+               .queries = queries,
+               .keys = keys});
   }
 
   // Elements of queries that do not exist are 0, and so are those of keys that do not, since no query sees them.
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(Kernel::kThreads)
   const BlockDiagonals& blocks = params.blocks;
   const auto cta = static_cast<int>(blockIdx.x);
   const BlockDiagonalWork work = block_diagonal_work(blocks, cta);
-  Kernel kernel = {{params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}};
+  Kernel kernel(params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory));
   params.diagonal_sums[work.place_of_sums(blocks) * blocks.sums_of_cta() + threadIdx.x] = kernel.run(blocks, work);
 }
 
@@ -108,7 +110,7 @@ cudaError_t relative_dbias(const BackwardParams& p, const BackwardPlan& plan, cu
   return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
     if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), head_dim())].head_dim == head_dim()) {
       using Kernel = RelativeDbiasKernel<Element, head_dim()>;
-      const RelativeDbiasParams params = {Kernel::make_params(p, DscoreSum::kBias),
+      const RelativeDbiasParams params = {DscoreSumsKernel<Element, head_dim()>::make_params(p),
                                           BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_partials};
       if (params.blocks.bytes() != plan.workspace.dbias_partials.bytes) return cudaErrorInvalidValue;
       const cudaError_t error = launch<Kernel>(relative_dbias_kernel<Kernel>, params, params.blocks.num_ctas(), stream);

@@ -1,4 +1,5 @@
-"""ALiBi slopes that get no gradient, as models have them. On Hopper causal calls take kernels of their own."""
+"""ALiBi slopes, with their gradient and, as most models have them, without. On Hopper causal calls take kernels of their
+own, and the gradient of slopes is computed after those of q, k and v."""
 
 import pytest
 import torch
@@ -33,6 +34,28 @@ def without_slopes(case: Case, dtype: torch.dtype, device: str) -> Inputs:
 @over_cases([*CASES[40], *for_gpus(CASES[64] + CASES[128])])
 def test_gradients_of_matrices(case, dtype, backend):
     check_inputs(without_slopes(case, dtype, backend.device), backend)
+
+
+MORE = [
+    Case(sq=300, sk=420, d=64, heads=4, alibi="h", causal="bottom_right", sink=True, dlse=True),
+    Case(sq=300, sk=420, d=128, heads=4, kv_heads=2, alibi="bh", causal="top_left", dropout_p=0.2, dlse=True),
+    Case(sq=300, sk=420, d=128, heads=2, alibi="h", bias="1h1k", mask="b1qk"),
+    Case(sq=300, sk=420, d=192, heads=2, alibi="h", softcap=5.0, window=(70, 9)),
+]
+
+
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
+@over_cases([*CASES[40], *for_gpus(CASES[64] + CASES[128] + MORE)])
+def test_gradient_of_slopes(case, dtype, backend):
+    check_inputs(make_inputs(case, dtype, backend.device), backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases([*CASES[40][:2], *for_gpus(CASES[64][:2] + CASES[128][:2])])
+def test_gradient_of_slopes_where_out_is_far_from_zero(case, dtype, backend):
+    """Rounding out moves delta by as much as dS is large, for all keys of a query."""
+    inputs = make_inputs(case, dtype, backend.device)
+    check_inputs(inputs.replace(v=inputs.v + 16.0), backend)
 
 
 @over_dtypes((torch.bfloat16,))
