@@ -19,6 +19,7 @@ LENGTH = 65536
 MIB = 2**20
 # At head dim 64 in 16 bits, where sm80 keeps no scores of such a head; a backend that does may keep a sixth of them.
 WORKSPACE = 1.3 * 2**30
+TWO_PASS_WORKSPACE = 1.5 * 2**30  # of Hopper's, which slopes without causality take
 ROUNDING = 2 * MIB  # the allocator's, over a few tensors
 SCORES = LENGTH * LENGTH * 2
 # As many scores, in heads of which a few fit the workspace.
@@ -78,7 +79,8 @@ def test_forward_and_backward_stay_linear(name, gpu):
 
     results = LENGTH * 64 * 2 + sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     extra = extra_memory(train) - results
-    assert extra < WORKSPACE < SCORES / 4, f"{extra / MIB:.1f} MiB"
+    workspace = TWO_PASS_WORKSPACE if gpu == SM90 and "alibi_slopes" in inputs else WORKSPACE
+    assert extra < workspace < SCORES / 4, f"{extra / MIB:.1f} MiB"
 
 
 @pytest.mark.parametrize(("dtype", "length"), [(torch.float32, LENGTH // 2), (torch.float64, LENGTH // 4)], ids=str)

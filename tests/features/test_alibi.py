@@ -1,5 +1,7 @@
-"""ALiBi slopes, with their gradient and, as most models have them, without. On Hopper causal calls take kernels of their
-own, and the gradient of slopes is computed after those of q, k and v."""
+"""ALiBi slopes, with their gradient and, as most models have them, without.
+
+On Hopper causal calls take kernels of their own. The gradient of slopes is computed after those of q, k and v.
+"""
 
 import pytest
 import torch

@@ -153,7 +153,7 @@ PORTABLE = {
         True,
         False,
     ),
-    "a bias with a softcap": ({"bias": PAIRS, "wanted": WITH_BIAS} | SOFTCAP, False, True),
+    "a bias with a softcap": ({"bias": PAIRS, "wanted": WITH_BIAS} | SOFTCAP, False, False),
     "a head dim of v above 256": ({"dv": 320}, False, False),
     "a head dim of v above 256, with a mask": ({"dv": 320, "mask": PAIRS}, False, True),
     "a head dim of q and k above 256": ({"d": 264}, False, False),

@@ -75,8 +75,8 @@ __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator&
 }
 
 // The same for scores with a bias, a mask or other changes. Where the gradients are those of q.k, P is returned after
-// dropout, as a factor of dO. Masked elements are set to 0 at the end, since they may be NaN until then. The gradient of
-// a weight of 0 is also set to 0.
+// dropout, as a factor of dO. Masked elements are set to 0 at the end, since they may be NaN until then. The gradient
+// of a weight of 0 is also set to 0.
 template <class Kind, class Tile>
 __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
                                               const Tile& where, const auto& bias_mask, bool masked,
