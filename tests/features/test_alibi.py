@@ -3,12 +3,15 @@
 On Hopper causal calls take kernels of their own. The gradient of slopes is computed after those of q, k and v.
 """
 
+import math
+
 import pytest
 import torch
 
 import flash_attn_ext
 from support.cases import Case, Inputs, make_inputs
-from support.checks import check_inputs
+from support.checks import check_inputs, check_packed_drawn
+from support.packed import PackedCase, make_packed
 from support.params import for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
@@ -43,6 +46,9 @@ MORE = [
     Case(sq=300, sk=420, d=128, heads=4, kv_heads=2, alibi="bh", causal="top_left", dropout_p=0.2, dlse=True),
     Case(sq=300, sk=420, d=128, heads=2, alibi="h", bias="1h1k", mask="b1qk"),
     Case(sq=300, sk=420, d=192, heads=2, alibi="h", softcap=5.0, window=(70, 9)),
+    Case(sq=300, sk=420, d=64, heads=2, alibi="h", intervals="11", num_intervals=2),
+    Case(sq=300, sk=420, d=64, heads=2, alibi="h", mask="bhqk"),
+    Case(sq=140, sk=130, d=320, heads=2, alibi="h", causal="top_left"),
 ]
 
 
@@ -58,6 +64,32 @@ def test_gradient_of_slopes_where_out_is_far_from_zero(case, dtype, backend):
     """Rounding out moves delta by as much as dS is large, for all keys of a query."""
     inputs = make_inputs(case, dtype, backend.device)
     check_inputs(inputs.replace(v=inputs.v + 16.0), backend)
+
+
+PACKED = [
+    PackedCase(
+        (300, 0, 77, 520), (300, 40, 90, 520), Case(d=d, heads=4, kv_heads=2, alibi="h", causal=causal, dlse=True)
+    )
+    for d, causal in ((64, "bottom_right"), (128, None))
+]
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases([PACKED[0], *for_gpus(PACKED[1:])])
+def test_gradient_of_slopes_of_packed_sequences(case, dtype, backend):
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, backend.device, seed), backend)
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("d", [40, *for_gpus([128])])
+def test_rows_without_keys_add_nothing(d, dtype, backend):
+    """The first queries see no key, and the gradient of their LSE is not finite."""
+    case = Case(sq=400, sk=300, d=d, heads=2, alibi="h", causal="bottom_right", dlse=True)
+    inputs = make_inputs(case, dtype, backend.device)
+    clean = run_ours(inputs, backend)["dalibi_slopes"]
+    dlse = inputs.dlse.clone()
+    dlse[:, :, : case.sq - case.sk] = math.inf
+    assert torch.equal(run_ours(inputs.replace(dlse=dlse), backend)["dalibi_slopes"], clean)
 
 
 @over_dtypes((torch.bfloat16,))

@@ -122,7 +122,11 @@ PORTABLE = [
     portable(case(700, **INTERVALS), STREAMING, dict(kernel=MATERIALISE_P_DS, dq_score_mode="bias and mask")),
     portable(case(700, blocks="1h"), STREAMING, dict(kernel=MATERIALISE_P_DS, dq_score_mode="bias and mask")),
     portable(case(700, dropout_p=0.2, softcap=9.0), STREAMING, dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic")),
-    portable(case(700, alibi="h", sink=True), STREAMING, dict(kernel=MATERIALISE_DS, delta="exact, by its own kernel")),
+    portable(
+        case(700, alibi="h", sink=True),
+        STREAMING,
+        dict(kernel=MATERIALISE_DS, delta="by its own kernel, then exact for sums of dS"),
+    ),
     portable(
         case(700, bias="1hqk"), STREAMING, dict(kernel=MATERIALISE_P_DS, dbias="from the materialised dS", launches=1)
     ),

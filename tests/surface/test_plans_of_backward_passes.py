@@ -31,6 +31,8 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 SQUARE = (1, 16, LONG, LONG)
 WITH_BIAS = ("q", "k", "v", "bias")
+WITH_SLOPES = ("q", "k", "v", "alibi_slopes")
+THEN_EXACT = "within another kernel, then exact for sums of dS"
 WITH_SINK = ("q", "k", "v", "sink")
 BACKWARD_SM90 = [
     (hopper(), dict(kernel=KEY_STATIONARY, head_dims=(64, 64), tile=(64, 128))),
@@ -130,6 +132,20 @@ BACKWARD_SM90 = [
         dict(dbias_splits=33, workspace={"partial dBias": 33 * 4 * 128 * 128 * 4}),
     ),
     (hopper(bias=(8, 16, LONG, LONG), wanted=WITH_BIAS), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
+    # What sums dS that is computed again.
+    (
+        hopper({"causal": "top_left"}, slopes=True, wanted=WITH_SLOPES),
+        dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi", delta=THEN_EXACT, dbias=None),
+    ),
+    (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=TWO_PASS, delta=THEN_EXACT)),
+    (
+        hopper(bias=(1, 16, 1, LONG), wanted=WITH_BIAS),
+        dict(kernel=TWO_PASS, delta=THEN_EXACT, dbias="from recomputed dS"),
+    ),
+    (
+        hopper({"softcap": 9.0}, bias=SQUARE, wanted=WITH_BIAS),
+        dict(kernel=TWO_PASS, delta="within another kernel", dbias="from recomputed dS"),
+    ),
     (
         hopper(bias=SQUARE, mask=(1, 1, LONG, LONG), wanted=WITH_BIAS),
         dict(kernel=TWO_PASS, dbias="from the materialised dS"),
@@ -168,9 +184,6 @@ PORTABLE_ON_HOPPER = [
     dict(bias=SQUARE, bias_dtype=F32, wanted=WITH_BIAS),
     dict(bias=SQUARE, bias_dtype=F32, d=136),
     dict(bias=(1, 16, LONG, 1), bias_dtype=F32, wanted=WITH_BIAS),
-    dict(bias=(1, 16, 1, LONG), wanted=("q", "k", "v", "bias")),
-    dict(bias=SQUARE, options={"softcap": 9.0}, wanted=("q", "k", "v", "bias")),
-    dict(slopes=True, wanted=("q", "k", "v", "alibi_slopes")),
     dict(mask=SQUARE, wanted=("q",)),
 ]
 
@@ -308,7 +321,7 @@ BACKWARD = [
     (Call(512, d=256), dict(delta="within another kernel")),
     (Call(512), dict(delta="within another kernel")),
     (Call(512, d=63), dict(delta="by its own kernel")),
-    (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="exact, by its own kernel")),
+    (Call(512, slopes=True, wanted=WITH_SLOPES), dict(delta="by its own kernel, then exact for sums of dS")),
     (Call(512, sink=True, wanted=("q", "sink")), dict(delta="within another kernel")),
     (Call(512, sink=True, wanted=("sink",)), dict(delta="by its own kernel")),
     # dBias: from materialised dS where it has a value for each query and key.

@@ -15,7 +15,7 @@ ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
 
 BackwardPlan plan_backward_cpu(const attention::BackwardParams& p, const Limits&) {
   BackwardPlan plan;
-  // In gradients that sum dS over rows, the terms cancel, but the error that a rounded out leaves in delta does not.
+  // In gradients that sum dS over queries, the terms cancel, but the error that a rounded out leaves in delta does not.
   const bool dbias_sums_dscores = p.dbias.present() && !dbias_is_row_sums(p);
   const bool needs_exact = dbias_sums_dscores || has_precise_dbias(p) || p.dalibi_slopes;
   plan.delta = attention::is_16_bit(p.element) && needs_exact ? DeltaSource::kExactKernel : DeltaSource::kOwnKernel;

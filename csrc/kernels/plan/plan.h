@@ -137,7 +137,7 @@ struct BackwardPlan {
   BackwardKernels kernels = BackwardKernels::kCpu;
   DeltaSource delta = DeltaSource::kNone;
   BiasGradientSource dbias = BiasGradientSource::kNone;
-  // Sums of recomputed dS that follow the kernels of dQ, dK and dV have a delta of their own, by kExactKernel.
+  // Whether the exact delta replaces delta after dQ, dK and dV, for the sums of recomputed dS that come next.
   bool exact_delta_of_sums = false;
   // Whether each element of dBias is written once, in the bias's own type. Otherwise it is added to zeros of the
   // accumulate type.
@@ -219,7 +219,8 @@ struct BackwardPlan {
     WorkspacePart bias_boxes;  // kKeyStationary, kTwoPass: as in the forward pass
   } workspace;
 
-  // Whether dBias comes from dS that kernels of its own recompute, in none of the kernels of dQ, dK and dV.
+  // Whether dBias comes from kernels that run after those of dQ, dK and dV, which then must not see it. (Those beside
+  // kOverBatch ignore it.)
   bool recomputes_dbias() const {
     return dbias == BiasGradientSource::kRecomputed || dbias == BiasGradientSource::kRelative ||
            dbias == BiasGradientSource::kRelativeOverBatch;

@@ -292,7 +292,7 @@ Report report(const ForwardPlan& plan) {
 
 Report report(const BackwardPlan& plan) {
   Report report = {.kernel = name_of(plan.kernels), .delta = name_of(plan.delta), .dbias = name_of(plan.dbias)};
-  if (plan.exact_delta_of_sums) report.delta += ", for sums of dS " + std::string(name_of(DeltaSource::kExactKernel));
+  if (plan.exact_delta_of_sums) report.delta += ", then exact for sums of dS";
   add_kernels(report, plan);
   const BackwardPlan::Workspace& workspace = plan.workspace;
   add_workspace(report, workspace.bytes,

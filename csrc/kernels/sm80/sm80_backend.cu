@@ -273,9 +273,16 @@ cudaError_t run_separate_sums(const attention::BackwardParams& params, const Bac
   p.delta = plan.workspace.delta.like(p.lse, workspace);
   p.alibi_partials = alibi_partials_of(plan, workspace);
   p.dbias_partials = plan.workspace.dbias_partials.in<float>(workspace);
-  return in_order([&] { return plan.exact_delta_of_sums ? compute_exact_delta(p, plan, stream) : cudaSuccess; },
-                  [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
-                  [&] { return sum_dbias(p, plan, stream); });
+  const bool recomputes = plan.exact_delta_of_sums || plan.dbias == BiasGradientSource::kRecomputed;
+  const bool scans_mask = recomputes && !p.score_mod.mask_tiles.present();
+  return in_order(
+      [&] {
+        auto* const tiles = plan.workspace.mask_tiles.in<uint8_t>(workspace);
+        return scans_mask ? common::scan_mask_tiles(p, tiles, stream) : cudaSuccess;
+      },
+      [&] { return plan.exact_delta_of_sums ? compute_exact_delta(p, plan, stream) : cudaSuccess; },
+      [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
+      [&] { return sum_dbias(p, plan, stream); });
 }
 
 cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream) {

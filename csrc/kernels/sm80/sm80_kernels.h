@@ -75,8 +75,8 @@ template <class Element, int kHeadDim>
 cudaError_t tangents(const attention::TangentParams& params, const TangentPlan& plan, cudaStream_t stream);
 
 // rowsum(P dP) - dlse -> params.delta, which is delta before O is rounded to the element type: the error of a rounded O
-// in delta does not cancel in sums of dS over rows. Where the slopes of ALiBi have a gradient, also dS times d score /
-// d slope, a partial sum for each query tile -> params.alibi_partials.
+// in delta does not cancel in sums of dS over queries. Where the slopes of ALiBi have a gradient, also dS times d score
+// / d slope, a partial sum for each query tile -> params.alibi_partials.
 template <class Element>
 cudaError_t exact_delta(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
 // Sums of dS, which is computed again -> params.dbias.

@@ -122,7 +122,13 @@ BackwardPlan::Materialised size_materialised_scores(const BackwardParams& p, Bac
   return materialised;
 }
 
-// In sums of dS over columns the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it
+// Makes room for the flags of the tiles of what hides keys.
+void append_mask_tiles(BackwardPlan& plan, const BackwardParams& p) {
+  if (!p.score_mod.hides_keys() || plan.workspace.mask_tiles.present()) return;
+  plan.workspace.mask_tiles = append(plan.workspace.bytes, mask_tiles_bytes(p));
+}
+
+// In sums of dS over queries the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it
 // vanish in the gradient of a bias that is more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
   return attention::is_16_bit(p.element) && (dbias_is_column_sums(p) || has_precise_dbias(p));
@@ -218,7 +224,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p, const Limits& l
   plan.workspace.delta = append(total, statistic_bytes(p));
   const bool stores_p = plan.kernels == BackwardKernels::kMaterialiseInDq;
   plan.workspace.materialised_scores = append(total, plan.materialised.bytes_of_matrices * (stores_p ? 2 : 1));
-  if (p.score_mod.hides_keys()) plan.workspace.mask_tiles = append(total, mask_tiles_bytes(p));
+  append_mask_tiles(plan, p);
   if (p.dalibi_slopes) plan_dalibi(plan, p);
   if (plan.dq_splits > 1) {
     const int64_t rows = statistic_bytes(p) / int64_t{sizeof(float)};
@@ -262,6 +268,7 @@ BackwardPlan plan_rows(const BackwardParams& p) {
 }  // namespace
 
 void plan_dalibi(BackwardPlan& plan, const BackwardParams& p) {
+  append_mask_tiles(plan, p);
   const sm80::DqConfig& config = dscore_config(p);
   plan.exact_delta_of_sums = true;  // by the kernel that sums the slopes' gradient
   plan.dscore_head_dim = config.head_dim;
@@ -271,6 +278,7 @@ void plan_dalibi(BackwardPlan& plan, const BackwardParams& p) {
 }
 
 void plan_recomputed_dbias(BackwardPlan& plan, const BackwardParams& p) {
+  append_mask_tiles(plan, p);
   plan.dbias = BiasGradientSource::kRecomputed;
   plan.dscore_head_dim = dscore_config(p).head_dim;
   plan.writes_dbias_once = has_scores(p);  // without scores there are no CTAs that would write it

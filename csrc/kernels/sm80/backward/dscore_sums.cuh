@@ -4,6 +4,7 @@
 // head) or one tile of queries or keys. Along any other dimension it loops over all of them in order. So CTAs never
 // share an element of the result, every sum has one order, and each element is written once. A CTA's partial sums stay
 // in registers, one per element of a tile, until the loops end.
+// Shared memory: that of recomputed_scores.cuh, and in the same place the sums at the end.
 #pragma once
 
 #include "attention/division.h"
@@ -74,18 +75,31 @@ struct DscoreTileSums {
       if (tile.where.first_row + row < tile.where.item.sequence.num_queries) sums.at(r, j, e) += dscores.at(r, j, e);
     });
   }
+
+  // Moves the sums to shared memory.
+  __device__ __forceinline__ void share_sums() {
+    __syncthreads();  // no warp reads the preceding tile any more
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      float* row = shared.sums[tile::warp() * kRowsPerWarp + Scores::row(r)];
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) row[Scores::column(j, e)] = sums.at(r, j, e);
+      }
+    }
+    __syncthreads();
+  }
 };
 
 template <class Element, int kHeadDim>
 struct DscoreSumsKernel : DscoreTileSums<Element, kHeadDim> {
   using Base = DscoreTileSums<Element, kHeadDim>;
-  using Base::kRowsPerWarp;
   using Base::kThreads;
   using Base::kTile;
   using Base::p;
   using Base::shared;
   using Base::sums;
-  using typename Base::Scores;
   using typename Base::Shared;
 
   __device__ __forceinline__ DscoreSumsKernel(const DscoreParams& params, Shared& memory) : Base(params.p, memory) {}
@@ -114,17 +128,7 @@ struct DscoreSumsKernel : DscoreTileSums<Element, kHeadDim> {
  private:
   // Sums over the tile's rows where the result has only one of them, in order, and writes the result.
   __device__ __forceinline__ void sum_tile(const DscoreRanges& ranges) {
-    __syncthreads();  // no warp reads the preceding tile any more
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-      float* row = shared.sums[tile::warp() * kRowsPerWarp + Scores::row(r)];
-#pragma unroll
-      for (int j = 0; j < Scores::kColumnTiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) row[Scores::column(j, e)] = sums.at(r, j, e);
-      }
-    }
-    __syncthreads();
+    this->share_sums();
     const bool per_query = p.dbias.per_query;
     const int rows = per_query ? kTile.queries : 1;
     for (int index = static_cast<int>(threadIdx.x); index < rows * kTile.keys; index += kThreads) {

@@ -1,5 +1,5 @@
-// The exact delta, rowsum(P dP) - dlse, in which O is not rounded; and from it the gradient of ALiBi slopes, whose
-// sums of dS over a row would keep what rounding O adds to delta. P and dP are computed again.
+// Computes the exact delta, rowsum(P dP) - dlse, which reads no rounded O, and from it the gradient of ALiBi slopes.
+// The error of a rounded O in delta would not cancel in that gradient. P and dP are computed again.
 //
 //   d slope = sum over keys of P (dP - delta) d score / d slope
 //
@@ -28,9 +28,9 @@ struct ExactDeltaKernel {
 
   // Of a row.
   struct Sums {
-    float products = 0.0f;        // P dP
-    float derivatives = 0.0f;     // P times d score / d slope
-    float moved_products = 0.0f;  // P dP times d score / d slope
+    float products = 0.0f;           // P dP
+    float derivatives = 0.0f;        // P times d score / d slope
+    float weighted_products = 0.0f;  // P dP times d score / d slope
   };
 
   const BackwardParams& p;
@@ -73,14 +73,14 @@ struct ExactDeltaKernel {
     for_each_element<Accumulator>([&](int r, int row, int j, int e, int column) {
       const float derivative = attention::alibi_derivative(origin + static_cast<float>(column - row));
       sums[r].derivatives += computed.weights.at(r, j, e) * derivative;
-      sums[r].moved_products += computed.dscores.at(r, j, e) * derivative;
+      sums[r].weighted_products += computed.dscores.at(r, j, e) * derivative;
     });
   }
 
   __device__ __forceinline__ void finish_row(const attention::Sequence& sequence, int64_t head, int64_t first, int row,
                                              const Sums& of_thread) {
     const Sums of_row = {tile::quad_sum(of_thread.products), tile::quad_sum(of_thread.derivatives),
-                         tile::quad_sum(of_thread.moved_products)};
+                         tile::quad_sum(of_thread.weighted_products)};
     if (tile::lane() % 4 != 0) return;
     float slope = 0.0f;
     // Rows past the end are zero-padded, but see keys, and may hold NaN.
@@ -89,7 +89,9 @@ struct ExactDeltaKernel {
       const float dlse = p.dlse.present() ? *p.dlse.at<const float>(sequence.batch, head, query) : 0.0f;
       const float delta = of_row.products - dlse;
       *p.delta.at<float>(sequence.batch, head, query) = delta;
-      slope = fmaf(-delta, of_row.derivatives, of_row.moved_products);
+      // The dlse of a row without keys may be anything.
+      const bool has_weights = of_row.derivatives != 0.0f;
+      slope = has_weights ? fmaf(-delta, of_row.derivatives, of_row.weighted_products) : of_row.weighted_products;
     }
     if (p.dalibi_slopes != nullptr) shared.slopes[row] = slope;
   }

@@ -58,8 +58,8 @@ struct RecomputedScores {
   };
 
   struct Computed {
-    Scores weights;  // P
-    Scores dscores;  // dS
+    Scores weights;  // P, before dropout
+    Scores dscores;  // dS, or P dP
   };
 
   const BackwardParams& p;

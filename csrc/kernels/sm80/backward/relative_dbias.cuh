@@ -12,7 +12,11 @@
 
 namespace flash_attn_ext::sm80 {
 
-using RelativeDbiasParams = WithBlockDiagonals<DscoreParams>;
+// The parameters that WithBlockDiagonals adds to.
+struct RecomputingParams {
+  BackwardParams p;
+};
+using RelativeDbiasParams = WithBlockDiagonals<RecomputingParams>;
 
 template <class Element, int kHeadDim>
 struct RelativeDbiasKernel : DscoreTileSums<Element, kHeadDim> {
@@ -23,7 +27,6 @@ struct RelativeDbiasKernel : DscoreTileSums<Element, kHeadDim> {
   using Base::p;
   using Base::shared;
   using Base::sums;
-  using typename Base::Scores;
   using typename Base::Shared;
 
   static constexpr int kBlock = kTile.queries;
@@ -73,17 +76,7 @@ struct RelativeDbiasKernel : DscoreTileSums<Element, kHeadDim> {
 
   // Elements of queries that do not exist are 0, and so are those of keys that do not, since no query sees them.
   __device__ __forceinline__ float sum_diagonal(int key_tile) {
-    __syncthreads();  // no warp reads the preceding tile any more
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-      float* row = shared.sums[tile::warp() * kRowsPerWarp + Scores::row(r)];
-#pragma unroll
-      for (int j = 0; j < Scores::kColumnTiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) row[Scores::column(j, e)] = sums.at(r, j, e);
-      }
-    }
-    __syncthreads();
+    this->share_sums();
     const int first = static_cast<int>(threadIdx.x) - (kBlock - 1) - key_tile * kTile.keys;
     float sum = 0.0f;
     for (int query = 0; query < kBlock; ++query) {
@@ -110,8 +103,8 @@ cudaError_t relative_dbias(const BackwardParams& p, const BackwardPlan& plan, cu
   return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
     if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), head_dim())].head_dim == head_dim()) {
       using Kernel = RelativeDbiasKernel<Element, head_dim()>;
-      const RelativeDbiasParams params = {DscoreSumsKernel<Element, head_dim()>::make_params(p),
-                                          BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_partials};
+      const RelativeDbiasParams params = {
+          {p}, BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_partials};
       if (params.blocks.bytes() != plan.workspace.dbias_partials.bytes) return cudaErrorInvalidValue;
       const cudaError_t error = launch<Kernel>(relative_dbias_kernel<Kernel>, params, params.blocks.num_ctas(), stream);
       if (error != cudaSuccess) return error;
