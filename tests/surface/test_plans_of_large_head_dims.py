@@ -98,6 +98,7 @@ def test_calls_above_head_dim_256(call, expected):
 
 
 MASK = (1, 1, LONG, LONG)
+WITH_SLOPES = ("q", "k", "v", "alibi_slopes")
 CHANGED = [
     (
         hopper(mask=MASK),
@@ -123,6 +124,7 @@ CHANGED = [
     ),
     (hopper(options={"scale": -1.0}, d=160), dict(score_mode="generic without bias and mask", head_dims=(192, 192))),
     (hopper(slopes=True, options={"window": (100, 0)}), dict(score_mode="generic without bias and mask")),
+    (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=TWO_PASS, score_mode="generic without bias and mask")),
 ]
 
 
@@ -137,7 +139,7 @@ PORTABLE = {
     "a mask that is broadcast along keys": {"mask": (1, 1, LONG, 1)},
     "a mask and dropout": {"mask": MASK, "options": {"dropout_p": 0.1}},
     "a mask and a softcap": {"mask": MASK, "options": {"softcap": 9.0}},
-    "gradients of slopes": {"slopes": True, "wanted": ("q", "k", "v", "alibi_slopes")},
+    "gradients of slopes above head dim 256": {"d": 512, "slopes": True, "wanted": WITH_SLOPES},
     "few queries": {"sq": 200, "sk": 2048},
     "few queries of a softcap": {"sq": 200, "sk": 2048, "options": {"softcap": 9.0}},
     "head dims that are no multiples of 8": {"d": 132},
