@@ -73,9 +73,10 @@ BACKWARD_SM90 = [
         dict(score_mode="generic"),
     ),  # which TMA does not address
     (hopper(bias=SQUARE, bias_dtype=F32), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
-    *((hopper({"softcap": 9.0}, d=d), dict(kernel=KEY_STATIONARY, score_mode="softcap")) for d in (40, 64, 104, 128)),
+    *((hopper({"softcap": 9.0}, d=d), dict(kernel=KEY_STATIONARY, score_mode="softcap")) for d in (40, 64, 80, 128)),
     (hopper({"softcap": 9.0, "causal": "top_left", "scale": -1.0}), dict(kernel=KEY_STATIONARY, score_mode="softcap")),
-    (hopper({"softcap": 9.0}, d=96), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(128, 128))),
+    (hopper({"softcap": 9.0}, d=96), dict(kernel=KEY_STATIONARY, pre_signals_dq=True, head_dims=(96, 96))),
+    (hopper({"softcap": 9.0}, d=136), dict(kernel=TWO_PASS)),
     (hopper({"softcap": 9.0, "dropout_p": 0.1}), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"softcap": 9.0}, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"softcap": 9.0}, sk=8 * LONG + 8), dict(kernel=TWO_PASS, score_mode="generic")),  # few queries
@@ -110,12 +111,12 @@ BACKWARD_SM90 = [
     (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
     *(
         (hopper({"causal": "bottom_right"}, slopes=True, d=d), dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi"))
-        for d in (40, 64, 128)
+        for d in (40, 64, 96, 128)
     ),
     (hopper({"window": (99, 0)}, slopes=True), dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi")),
     (hopper({"window": (99, 1)}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"causal": "top_left", "softcap": 9.0}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
-    (hopper({"causal": "top_left"}, slopes=True, d=96), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"causal": "top_left"}, slopes=True, d=136), dict(kernel=TWO_PASS)),
     (hopper(slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     # The gradient of a bias that all batch entries share takes a kernel of its own up to head dim 64.
     (

@@ -85,16 +85,22 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
-    // Not at head dim 96. Other calls with ALiBi slopes take other kernels (plan/sm90/backward.cpp).
+    // Other calls with ALiBi slopes take other kernels (plan/sm90/backward.cpp).
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kCausalAlibi, .adds_statistics = true},
+    {.dims = {96, 96},
+     .tile = kKeyStationaryTile96,
+     .score = ScoreMode::kCausalAlibi,
+     .pre_signals_dq = true,
+     .adds_statistics = true},
     {.dims = {128, 128},
      .tile = kKeyStationaryTile128,
      .score = ScoreMode::kCausalAlibi,
      .pre_signals_dq = true,
      .adds_statistics = true},
 
-    // Only a softcap, not at head dim 96. With anything else that changes scores, the two-pass kernels run.
+    // Only a softcap. With anything else that changes scores, the two-pass kernels run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kSoftcap},
+    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kSoftcap, .pre_signals_dq = true},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kSoftcap, .pre_signals_dq = true},
 
     // Only a bias. With a mask, or with a gradient that dbias_over_batch.cuh does not compute, the two-pass kernels
