@@ -50,6 +50,8 @@ def _images() -> Iterator[Workload]:
     yield _row("ViT-H", (32, 16, 257, 80), FUSED)
     yield _row("SD 1.5, outer", (8, 8, 4096, 40), FUSED)
     yield _row("SD 1.5, middle", (8, 8, 64, 160), FUSED)
+    yield _row("SD 1.5, text of 77", (8, 8, 1024, 80), FUSED, seqlen_k=77)
+    yield _row("AnimateDiff", (2048, 8, 16, 80), FUSED)  # the 16 frames at each of 2 x 32 x 32 places
     yield _row("SDXL", (4, 10, 4096, 64), FUSED)
     yield _row("SDXL, text of 77", (4, 10, 4096, 64), FUSED, seqlen_k=77)
     yield _row("Flux", (1, 24, 4608, 128), (*FUSED, "fa3", "fa4"))
