@@ -143,6 +143,7 @@ TABLES = {
     ),
     "sm90 single tile": Table(
         {
+            "head dims": head_dim,
             "keys": number("block_n"),
             "consumer warpgroups": number("warpgroups"),
             "stages of Q of each": number("q_stages"),

@@ -17,7 +17,7 @@ RUNS = 100
 pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
-# Kernels hold 80, 96, 128, 160, 192, 208 and 256 keys.
+# Kernels hold 80, 96, 128, 160, 192, 208 and 256 keys at head dim 64, 80 and 128 at 128, and 80 at 192.
 KEYS = (1, 64, 65, 80, 81, 96, 97, 127, 128, 129, 160, 161, 192, 193, 197, 208, 209, 255, 256)
 QUERIES = (65, 1, 63, 64, 128, 129, 192, 257, 700)
 EDGES = [
@@ -25,22 +25,39 @@ EDGES = [
     for j, (d, dv) in enumerate(((64, 64), (40, 64), (64, 24), (8, 8), (60, 50)))
     for i, sk in enumerate(KEYS)
 ]
-VISIBLE = [
-    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=64, sink=sink, dlse=sink, **visible)
-    for sq, sk, kv_heads, sink in ((100, 100, 4, False), (129, 160, 2, True), (300, 77, 1, True))
-    for visible in (dict(causal="top_left"), dict(causal="bottom_right"))
+WIDE_EDGES = [
+    Case(sq=QUERIES[(i + j) % len(QUERIES)], sk=sk, heads=3, d=d, dv=dv)
+    for j, (d, dv) in enumerate(((128, 128), (80, 96), (65, 66), (40, 128), (128, 8)))
+    for i, sk in enumerate((1, 33, 64, 77, 80, 81, 100, 127, 128))
 ] + [
-    Case(sq=sq, sk=sk, heads=4, kv_heads=2, d=64, window=window)
-    for sq, sk in ((197, 197), (256, 256), (70, 250))
-    for window in ((9, 9), (100, 30), (0, 0))
+    Case(sq=sq, sk=sk, heads=3, d=d, dv=dv)
+    for d, dv in ((160, 160), (192, 136), (130, 192))
+    for sq, sk in ((65, 1), (128, 64), (70, 80), (300, 77), (129, 79))
 ]
+VISIBLE = (
+    [
+        Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=64, sink=sink, dlse=sink, **visible)
+        for sq, sk, kv_heads, sink in ((100, 100, 4, False), (129, 160, 2, True), (300, 77, 1, True))
+        for visible in (dict(causal="top_left"), dict(causal="bottom_right"))
+    ]
+    + [
+        Case(sq=sq, sk=sk, heads=4, kv_heads=2, d=64, window=window)
+        for sq, sk in ((197, 197), (256, 256), (70, 250))
+        for window in ((9, 9), (100, 30), (0, 0))
+    ]
+    + [
+        Case(sq=sq, sk=sk, heads=4, kv_heads=2, d=d, sink=sink, dlse=sink, **visible)
+        for d, sq, sk in ((128, 50, 50), (80, 128, 128), (128, 90, 120), (160, 70, 80))
+        for sink in (False, True)
+        for visible in (dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(9, 30)))
+    ]
+)
 PACKED = [
     PackedCase(queries, keys, Case(d=d, heads=4, kv_heads=2, **visible))
-    for d in (64, 40)
-    for queries, keys in (
-        ((197, 0, 65, 130, 1, 64), (197, 40, 129, 0, 30, 208)),
-        ((30, 77, 12, 128), (30, 77, 12, 128)),
-        ((300, 5, 64, 700), (77, 77, 1, 20)),
+    for d, queries, keys in (
+        *((d, (197, 0, 65, 130, 1, 64), (197, 40, 129, 0, 30, 208)) for d in (64, 40)),
+        *((d, (30, 77, 12, 128), (30, 77, 12, 128)) for d in (64, 40, 128)),
+        *((d, (300, 5, 64, 700), (77, 77, 1, 20)) for d in (64, 40, 128, 72, 160)),
     )
     for visible in (dict(), dict(window=(50, 20)))
 ]
@@ -48,11 +65,11 @@ WORK_TILES = [
     Case(sq=sq, sk=sk, batch=batch, heads=4, kv_heads=2, d=64)
     for sq, sk in ((197, 197), (1500, 77), (256, 256))
     for batch in (1, 5)
-]
+] + [Case(sq=sq, sk=sk, batch=3, heads=4, d=d) for sq, sk, d in ((50, 50, 128), (700, 128, 96), (500, 77, 160))]
 
 
 @over_16_bits
-@over_cases(EDGES)
+@over_cases(EDGES + WIDE_EDGES)
 def test_edges_of_tiles(case, dtype, gpu):
     check_case(case, dtype, gpu)
 
@@ -78,6 +95,7 @@ def test_work_tiles(case, dtype, gpu, monkeypatch):
 @over_dtypes((torch.bfloat16,))
 @over_cases(
     [Case(sq=sq, sk=sk, batch=40, heads=12, d=64) for sq, sk in ((197, 197), (128, 128), (500, 77), (256, 256))]
+    + [Case(sq=sq, sk=sk, batch=40, heads=12, d=d) for sq, sk, d in ((50, 50, 128), (128, 128, 80), (200, 77, 160))]
 )
 def test_repeats(case, dtype, gpu):
     assert_repeats(make_inputs(case, dtype, "cuda", draw_on="cuda"), gpu, RUNS)
@@ -85,7 +103,7 @@ def test_repeats(case, dtype, gpu):
 
 @over_16_bits
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
-@pytest.mark.parametrize(("sq", "sk"), [(70, 90), (100, 150)])
-def test_nan_in_what_no_query_attends(sq, sk, poison, dtype, gpu):
-    inputs = make_inputs(Case(sq=sq, sk=sk, batch=20, heads=12, d=64, causal="top_left"), dtype, "cuda")
+@pytest.mark.parametrize(("sq", "sk", "d"), [(70, 90, 64), (100, 150, 64), (70, 90, 128), (30, 60, 80), (70, 80, 160)])
+def test_nan_in_what_no_query_attends(sq, sk, d, poison, dtype, gpu):
+    inputs = make_inputs(Case(sq=sq, sk=sk, batch=20, heads=12, d=d, causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, sq, poison, gpu)

@@ -1,4 +1,4 @@
-"""Many sequences of at most 64 queries and keys, with a bias or a mask: set models, and the windows of Swin.
+"""Many sequences of at most 64 queries and keys: set models, frames of a video, and the windows of Swin.
 
 A GPU computes those of 16 bits one after the other, and the bias of a head stays.
 """
@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from support.backends import CPU
 from support.cases import Case, make_inputs
 from support.checks import check_case, check_inputs
 from support.params import for_gpus, over_cases, over_dtypes
@@ -16,7 +17,10 @@ from support.runners import run_ours
 BIASES = ("1hqk", "11qk", "bhqk", "b1qk", "1h1k", "b111")
 MASKS = ("b1qk", "b11k", "1hqk", "bhq1")
 SIZES = ((1, 1), (1, 64), (64, 1), (7, 17), (16, 16), (17, 15), (33, 50), (49, 49), (63, 64), (64, 64))
-HEAD_DIMS = ((32, 32), (8, 8), (24, 40), (64, 64), (33, 32), (64, 8))
+HEAD_DIMS = (
+    *((32, 32), (8, 8), (24, 40), (64, 64), (33, 32), (64, 8)),
+    *((96, 96), (80, 72), (128, 128), (120, 65), (160, 160), (136, 40), (32, 160)),
+)
 
 
 def sized(count: int, **features) -> Case:
@@ -30,6 +34,20 @@ CASES = [
     *(sized(i + j, bias=bias, mask=mask) for i, bias in enumerate(BIASES) for j, mask in enumerate(MASKS)),
     *(Case(sq=n, sk=m, d=32, bias="1hqk", mask="b1qk") for n, m in SIZES),
     *(Case(sq=49, sk=49, d=d, dv=dv, bias="1hqk", mask="b1qk") for d, dv in HEAD_DIMS),
+]
+SCALE_ONLY = [
+    *(Case(sq=n, sk=m, d=d, dv=dv, batch=9, heads=3) for d, dv in HEAD_DIMS for n, m in ((49, 49), (16, 64), (64, 7))),
+    *(
+        Case(sq=n, sk=m, d=d, heads=4, **dict(batch=5) | features)
+        for d in (24, 80, 128, 160)
+        for n, m, features in (
+            (50, 50, dict(causal="top_left", dlse=True)),
+            (33, 64, dict(causal="bottom_right", sink=True)),
+            (64, 64, dict(window=(5, 9), scale=0.3)),
+            (17, 40, dict(kv_heads=2, layout="bshd")),
+            (20, 20, dict(batch=200)),
+        )
+    ),
 ]
 COMBINED = [
     Case(sq=33, sk=50, bias="1hqk", causal="bottom_right", dlse=True),
@@ -49,12 +67,20 @@ def test_biases_and_masks(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
+@over_cases(SCALE_ONLY)
+def test_scale_only(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
 @over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 160])
 @pytest.mark.parametrize("bias", ["1hqk", "bhqk"])
-def test_hidden_keys_reach_nothing(bias, dtype, backend):
+def test_hidden_keys_reach_nothing(bias, d, dtype, backend):
     """NaN and infinity in a key that a sequence's mask hides change no bit of another sequence. Rows of its own are
-    computed again, with other roundings, which reach the gradient of the bias."""
-    case = Case(sq=49, sk=49, batch=6, heads=2, bias=bias, mask="b1qk")
+    computed again, with other roundings, which reach the gradient of the bias. A CTA has several sequences."""
+    batch = 6 if backend == CPU else 700
+    case = Case(sq=49, sk=49, d=d, batch=batch, heads=2, bias=bias, mask="b1qk")
     inputs = make_inputs(case, dtype, backend.device)
     inputs.mask[3, :, :, 11] = False
     inputs.mask[3, :, 0, 0] = True
@@ -62,7 +88,7 @@ def test_hidden_keys_reach_nothing(bias, dtype, backend):
     inputs.k[3, :, 11] = math.nan
     inputs.v[3, :, 11] = math.inf
     met = run_ours(inputs, backend)
-    others = torch.arange(6) != 3
+    others = torch.arange(batch) != 3
     for name in ("out", "lse", "dq", "dk", "dv"):
         assert torch.equal(met[name][others], clean[name][others]), name
         assert torch.allclose(met[name][3], clean[name][3], rtol=0.02, atol=0.02), name

@@ -37,7 +37,8 @@ FORWARD = [
     (Call(128, d=64, dv=63), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
     (Call(128, options={"window": (9, 9)}), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
     (Call(128, options={"dropout_p": 0.1}), dict(kernel="streaming", score_mode="dropout")),
-    # Bias-stationary: a bias or a mask, up to 64 queries and keys, head dims up to 64.
+    # Bias-stationary: up to 64 queries and keys, head dims up to 160 with a bias or a mask, else up to 32 and from 65
+    # to 128.
     (
         Call(49, d=32, bias=(1, 16, 49, 49), mask=(8, 1, 49, 49)),
         dict(
@@ -51,7 +52,13 @@ FORWARD = [
     (Call(1, 64, key_heads=4, bias=(1, 16, 1, 64)), dict(kernel="bias-stationary")),
     (Call(65, 64, bias=(1, 16, 65, 64)), dict(kernel="streaming", score_mode="bias and mask")),
     (Call(64, 65, bias=(1, 16, 64, 65)), dict(kernel="streaming", score_mode="bias and mask")),
-    (Call(64, d=65, bias=(1, 16, 64, 64)), dict(kernel="streaming", score_mode="bias and mask")),
+    *(
+        (Call(64, d=d, bias=(1, 16, 64, 64)), dict(kernel="bias-stationary", head_dims=(compiled, compiled)))
+        for d, compiled in ((65, 96), (97, 128), (160, 160))
+    ),
+    (Call(64, d=161, bias=(1, 16, 64, 64)), dict(kernel="streaming")),
+    *((Call(64, d=d), dict(kernel="bias-stationary")) for d in (32, 65, 128)),
+    *((Call(64, d=d), dict(kernel="streaming")) for d in (33, 129)),
     (Call(64, bias=(1, 16, 64, 64), bias_dtype=F32), dict(kernel="streaming", score_mode="generic")),
     (Call(64, bias=(1, 16, 64, 64), options={"dropout_p": 0.1}), dict(kernel="streaming", score_mode="generic")),
     # Head dims: 64, 96, 128, 192, 256, 512, 576; kernels that change scores skip 96, and 576 has a generic kernel only.
@@ -201,9 +208,10 @@ FORWARD_SM90 = [
         Call(64, options={"backend": "sm90"}),
         dict(kernel="streaming", score_mode="scale only", tile=(64, 64), head_dims=(64, 64)),
     ),
-    (Call(64, d=65, options={"backend": "sm90"}), dict(kernel="streaming", head_dims=(96, 96))),
-    (Call(65, d=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
-    (Call(65, dv=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
+    (Call(64, d=129, options={"backend": "sm90"}), dict(kernel="streaming", head_dims=(192, 192))),
+    (Call(65, d=65, options={"backend": "sm90"}), dict(kernel=SINGLE_TILE, head_dims=(128, 128))),
+    (Call(65, dv=65, options={"backend": "sm90"}), dict(kernel=SINGLE_TILE, head_dims=(128, 128))),
+    (Call(129, dv=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
 ]
 
 

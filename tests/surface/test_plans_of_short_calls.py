@@ -47,6 +47,11 @@ TILES = [
     (Call(197), dict(kernel=SINGLE_TILE, head_dims=(64, 64), tile=(256, 208))),
     (Call(197, batch=1, heads=4), dict(tile=(64, 208))),
     (Call(4096, 77, batch=64), dict(tile=(1024, 80))),
+    (Call(16, d=128), dict(kernel=SINGLE_TILE, head_dims=(128, 128), tile=(64, 80))),
+    (Call(128, d=65, options=CAUSAL), dict(kernel=SINGLE_TILE, head_dims=(128, 128), tile=(128, 128))),
+    (Call(128, 129, d=80), dict(kernel=WARP_SPECIALISED)),
+    (Call(700, 80, d=160, key_heads=4), dict(kernel=SINGLE_TILE, head_dims=(192, 192), tile=(704, 80))),
+    (Call(700, 81, d=160), dict(kernel=WARP_SPECIALISED, head_dims=(192, 192))),
     (Call(256, d=40, key_heads=4, sink=True), dict(tile=(256, 256))),
     (Call(256, dtype=F16, options={"window": (9, 9)}), dict(tile=(256, 256))),
     (Call(160, options=CAUSAL), dict(tile=(192, 160))),
@@ -115,14 +120,17 @@ FORWARD = [
     (Call(16, 300), HOPPER),
     (Call(4096, 96), HOPPER),
     (Call(193, d=65), HOPPER),
-    # At head dims from 65 to 256, nothing but a scale.
-    (Call(64, d=65), PORTABLE),
-    (Call(65, 64, d=65), HOPPER),
+    # At head dims from 129 to 256, nothing but a scale.
+    (Call(64, d=65), HOPPER),
+    (Call(64, d=128), HOPPER),
+    (Call(64, d=129), PORTABLE),
+    (Call(65, 64, d=129), HOPPER),
     (Call(64, d=192, dv=128, key_heads=4, options=CAUSAL), PORTABLE),
     (Call(64, d=256, options={"window": (9, 9)}), PORTABLE),
     (Call(64, d=257), HOPPER),
     (Call(64, d=128, options=DROPOUT), HOPPER),
-    (padded(64, d=128), HOPPER),
+    (padded(64, d=160), PORTABLE),  # bias-stationary
+    (padded(64, d=161), HOPPER),
     # Kernels with masks, biases or dropout.
     (padded(64), PORTABLE),
     (padded(65), HOPPER),
@@ -176,7 +184,10 @@ BACKWARD = [
     (Call(16, 512, mask=(8, 1, 1, 512)), PORTABLE),  # dQ is split-KV there
     (Call(16, d=256), HOPPER),
     (Call(16, 512, d=256), PORTABLE),
-    (Call(16, d=128), HOPPER),
+    (Call(64, d=160), PORTABLE),  # bias-stationary
+    (Call(64, d=168), HOPPER),
+    (Call(65, d=128), HOPPER),
+    (Call(64, key_heads=8, d=128), HOPPER),
 ]
 
 

@@ -38,7 +38,8 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.element_bytes = 2, .head_dim = 96, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 96}},
     {.element_bytes = 2, .head_dim = 128, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 128},
      .unmasked_by_warp = true},
-    {.element_bytes = 2, .head_dim = 192, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 192}},
+    {.element_bytes = 2, .head_dim = 192, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 192},
+     .repairs_in_kernel = true},
     {.element_bytes = 2, .head_dim = 256, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 256}},
     {.element_bytes = 2, .head_dim = 512, .tile = {.queries = 32, .keys = 32, .warps = 2, .columns = 256}},
 

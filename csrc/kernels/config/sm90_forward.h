@@ -210,9 +210,11 @@ constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
 }
 
 // The table of single-tile kernels, whose key tile holds all keys of a sequence. A call takes the first row that holds
-// its keys. They stay in one stage, and the work tile's tiles of 64 queries go to the consumers round-robin. There are
-// four consumers where S, and then P and O, fit 112 registers.
+// its head dims and keys. They stay in one stage, and the work tile's tiles of 64 queries go to the consumers
+// round-robin. There are four consumers where S, and then P and O, fit 112 registers, and two where they take more than
+// 160, or where shared memory holds no more.
 struct SingleTileConfig {
+  HeadDims dims = {64, 64};
   int block_n;  // keys of the tile
   int warpgroups;
   int kv_stages;
@@ -222,7 +224,6 @@ struct SingleTileConfig {
 
   bool operator==(const SingleTileConfig&) const = default;
 };
-inline constexpr HeadDims kSingleTileHeadDims = {64, 64};
 inline constexpr SingleTileConfig kSingleTileConfigs[] = {
     {.block_n = 80, .warpgroups = 4, .kv_stages = 6, .intra_overlap = true},
     {.block_n = 96, .warpgroups = 4, .kv_stages = 4, .q_stages = 3, .intra_overlap = true},
@@ -231,18 +232,24 @@ inline constexpr SingleTileConfig kSingleTileConfigs[] = {
     {.block_n = 192, .warpgroups = 3, .kv_stages = 2, .intra_overlap = true},
     {.block_n = 208, .warpgroups = 3, .kv_stages = 2},
     {.block_n = 256, .warpgroups = 3, .kv_stages = 2, .parts = 2},
+    {.dims = {128, 128}, .block_n = 80, .warpgroups = 2, .kv_stages = 3},
+    {.dims = {128, 128}, .block_n = 128, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
+    {.dims = {192, 192}, .block_n = 80, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
 };
 
-// The keys of the row above one, or 0. A call of this kernel has more keys than that.
+// The keys of the row above one that has the same head dims, or 0. A call of this kernel has more keys than that.
 constexpr int keys_of_row_above(const SingleTileConfig& row) {
   int above = 0;
-  for (const SingleTileConfig& other : kSingleTileConfigs) above = other.block_n < row.block_n ? other.block_n : above;
+  for (const SingleTileConfig& other : kSingleTileConfigs) {
+    if (other.dims == row.dims && other.block_n < row.block_n) above = other.block_n;
+  }
   return above;
 }
 
 constexpr ForwardRegisters single_tile_registers(const SingleTileConfig& config) {
-  return config.warpgroups == 4 ? ForwardRegisters{.consumer = 112, .producer = 32}
-                                : ForwardRegisters{.consumer = 160, .producer = 32};
+  if (config.warpgroups == 4) return {.consumer = 112, .producer = 32};
+  if (config.warpgroups == 3) return {.consumer = 160, .producer = 32};
+  return {.consumer = 232, .producer = 40};
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -102,22 +102,26 @@ __device__ __forceinline__ void copy_full_width_async(Tile& tile, const GlobalRo
   }
 }
 
-// The same for a tile that holds all rows of a short sequence. Every copy is unrolled, without a case for whole tiles.
-// The caller guarantees that kRows * row_bytes fits 32 bits.
+// The same for a tile that holds all rows of a short sequence. The copies of a group of columns are unrolled, without a
+// case for whole tiles. The caller guarantees that kRows * row_bytes fits 32 bits.
 template <int kThreads, class Tile>
 __device__ __forceinline__ void copy_sequence_async(Tile& tile, const GlobalRows<typename Tile::Element>& rows,
                                                     int num_rows) {
   using Place = CopyPlace<kThreads, Tile>;
-  static_assert(Tile::kColumns == Tile::kGroup);
   constexpr uint32_t kBytes = sizeof(typename Tile::Element);
-  const auto bytes = static_cast<uint32_t>(min(max(rows.columns - Place::column(), 0), Tile::kChunk)) * kBytes;
   const auto* first = reinterpret_cast<const char*>(rows.data);
   const uint32_t row_bytes = static_cast<uint32_t>(rows.stride) * kBytes;
   const uint32_t target = tile.address(Place::row(), Place::column());
+#pragma unroll 1
+  for (int group = 0; group < Tile::kColumns; group += Tile::kGroup) {
+    const int column = group + Place::column();
+    const auto bytes = static_cast<uint32_t>(min(max(rows.columns - column, 0), Tile::kChunk)) * kBytes;
 #pragma unroll
-  for (int row = 0; row < Tile::kRows; row += Place::kRowStep) {
-    const uint32_t offset = (Place::row() + row) * row_bytes + Place::column() * kBytes;
-    ptx::copy_async_16(target + row * Tile::kRowBytes, first + offset, Place::row() + row < num_rows ? bytes : 0);
+    for (int row = 0; row < Tile::kRows; row += Place::kRowStep) {
+      const uint32_t offset = (Place::row() + row) * row_bytes + column * kBytes;
+      ptx::copy_async_16(target + row * Tile::kRowBytes + group * kBytes, first + offset,
+                         Place::row() + row < num_rows ? bytes : 0);
+    }
   }
 }
 

@@ -11,7 +11,7 @@ from support.problems.draw import Problem, draw_wanted, maybe
 
 SIZES = range(16, 65)
 EDGES = (16, 17, 31, 32, 33, 48, 49, 63, 64)
-HEAD_DIMS = (8, 16, 24, 32, 32, 33, 40, 48, 64)
+HEAD_DIMS = (8, 16, 24, 32, 32, 33, 40, 48, 64, 80, 96, 128, 160)
 BIASES = ("1hqk", "1hqk", "11qk", "bhqk", "b1qk")  # with a value for each pair of a query and a key; others are rare
 MASKS = ("b1qk", "b1qk", "b11k", "1hqk", "bhqk")
 DTYPES = (*[torch.bfloat16] * 5, *[torch.float16] * 3, torch.float32)

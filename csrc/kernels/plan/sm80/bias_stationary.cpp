@@ -1,4 +1,4 @@
-// Plans the bias-stationary kernels of both passes, for many short sequences with a bias or a mask.
+// Plans the bias-stationary kernels of both passes, for many short sequences.
 #include "kernels/config/bias_stationary.h"
 
 #include <algorithm>
@@ -33,6 +33,28 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p, const sm80::BiasStat
   return p.batch * p.num_heads_q * config.tile.warps;
 }
 
+// Where scores are only scaled, other kernels are faster at head dims 33 to 64, and in the forward pass above 128
+// (docs/kernels/log/sm80_forward.md, "Bias-stationary kernels without a bias").
+bool suits_scores(const attention::AttentionParams& p, int64_t most_scaled_head_dim) {
+  const int64_t head_dim = largest_head_dim(p);
+  switch (score_kind(p.score_mod)) {
+    case ScoreKind::kBiasMask:
+      return head_dim <= kMostHeadDim;
+    case ScoreKind::kScale:
+      return head_dim <= 32 || (head_dim > 64 && head_dim <= most_scaled_head_dim);
+    default:
+      return false;
+  }
+}
+
+bool has_short_sequences(const attention::AttentionParams& p) {
+  constexpr int64_t kTokens = sm80::kBiasStationaryTokens;
+  const attention::SequenceTable& lengths = p.sequences;
+  return attention::is_16_bit(p.element) && !p.dropout.enabled() && !p.score_mod.selects_keys() && !is_packed(p) &&
+         !p.cache.present() && has_short_strides(kTokens, {&p.q, &p.k, &p.v}) && lengths.max_seqlen_q <= kTokens &&
+         lengths.max_seqlen_k <= kTokens && lengths.max_seqlen_k > 0;
+}
+
 bool writes_dbias(const BackwardParams& p) {
   const attention::BiasGradient& dbias = p.dbias;
   return !dbias.present() ||
@@ -41,17 +63,10 @@ bool writes_dbias(const BackwardParams& p) {
 
 }  // namespace
 
-bool takes_bias_stationary(const attention::AttentionParams& p) {
-  constexpr int64_t kTokens = sm80::kBiasStationaryTokens;
-  const attention::SequenceTable& lengths = p.sequences;
-  return attention::is_16_bit(p.element) && score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled() &&
-         !p.score_mod.selects_keys() && !is_packed(p) && !p.cache.present() && largest_head_dim(p) <= kMostHeadDim &&
-         has_short_strides(kTokens, {&p.q, &p.k, &p.v}) && lengths.max_seqlen_q <= kTokens &&
-         lengths.max_seqlen_k <= kTokens && lengths.max_seqlen_k > 0;
-}
+bool takes_bias_stationary(const ForwardParams& p) { return has_short_sequences(p) && suits_scores(p, 128); }
 
 bool takes_bias_stationary(const BackwardParams& p) {
-  return takes_bias_stationary(static_cast<const attention::AttentionParams&>(p)) && p.queries_per_key_head() == 1 &&
+  return has_short_sequences(p) && suits_scores(p, kMostHeadDim) && p.queries_per_key_head() == 1 &&
          p.dalibi_slopes == nullptr && writes_dbias(p) &&
          has_short_strides(sm80::kBiasStationaryTokens, {&p.out, &p.dout}) && has_whole_chunks(p);
 }
@@ -65,7 +80,7 @@ ForwardPlan plan_forward_bias_stationary(const ForwardParams& p, const Limits& l
   plan.score = config.score;
   plan.head_dim = config.head_dim;
   plan.tile = config.tile;
-  plan.nan_repair = NanRepair::kOwnLaunch;
+  plan.nan_repair = NanRepair::kInKernel;
   plan.persistent_ctas = count_ctas(p, config.tile.ctas_per_sm, limits);
   if (p.score_mod.mask.present()) plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
   plan.workspace.nan_flags = append(plan.workspace.bytes, nan_flag_bytes(p, config));
@@ -80,7 +95,7 @@ BackwardPlan plan_backward_bias_stationary(const BackwardParams& p, const Limits
   plan.delta = DeltaSource::kSharedKernel;
   plan.dq_score = plan.dkdv_score = config.score;
   plan.dq_head_dim = plan.dkdv_head_dim = config.head_dim;
-  plan.nan_repair = NanRepair::kOwnLaunch;
+  plan.nan_repair = NanRepair::kInKernel;
   plan.persistent_ctas = count_ctas(p, config.ctas_per_sm_backward, limits);
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));

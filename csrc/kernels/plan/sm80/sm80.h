@@ -105,10 +105,9 @@ void divide_relative_dbias(BackwardPlan& plan, const attention::BackwardParams& 
 // Sequences of up to this number of queries fill the smaller tiles of a generic kernel.
 inline constexpr int64_t kQueriesOfSmallTiles = 64;
 
-// Whether a call takes a bias-stationary kernel: each sequence is so short that one tile holds it, and its scores have
-// a bias or a mask. Only lengths, head dims, features and strides decide, so that a result does not depend on the rest
-// of the batch.
-bool takes_bias_stationary(const attention::AttentionParams& params);
+// Whether a call takes a bias-stationary kernel: each sequence is so short that one tile holds it. Only lengths, head
+// dims, features and strides decide, so that a result does not depend on the rest of the batch.
+bool takes_bias_stationary(const attention::ForwardParams& params);
 bool takes_bias_stationary(const attention::BackwardParams& params);
 ForwardPlan plan_forward_bias_stationary(const attention::ForwardParams& params, const Limits& limits);
 BackwardPlan plan_backward_bias_stationary(const attention::BackwardParams& params, const Limits& limits);

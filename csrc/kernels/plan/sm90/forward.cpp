@@ -25,7 +25,8 @@ constexpr int kWarpgroupRows = 64;
 // kernel runs: tiles of this backend would be so empty that several small CTAs per SM do more.
 constexpr int64_t kPortableKeys = 96;
 // Calls with at most this many queries and keys take the portable kernels up to head dim 64. Up to kLargestShortHeadDim
-// they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim 64").
+// they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim 64"), unless a
+// single-tile kernel runs.
 constexpr int64_t kPortableTokens = 64;
 constexpr int64_t kLargestShortHeadDim = 256;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
@@ -68,13 +69,18 @@ int64_t uneven_heads(const ForwardConfig& config, int64_t persistent_ctas) {
   return config.warpgroups == 3 ? persistent_ctas / 4 : 1;
 }
 
+// Whether a single-tile kernel is faster than the portable kernels for as few tokens as these take.
+bool prefers_single_tile(const attention::ForwardParams& p) {
+  return largest_head_dim(p) > 64 && largest_head_dim(p) <= 128 && takes_single_tile(p);
+}
+
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits) {
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
   if (largest_head_dim(p) > 64) {
-    return tokens <= kPortableTokens && largest_head_dim(p) <= kLargestShortHeadDim &&
+    return tokens <= kPortableTokens && !prefers_single_tile(p) && largest_head_dim(p) <= kLargestShortHeadDim &&
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
   if (tokens <= kPortableTokens) return true;
@@ -108,7 +114,7 @@ bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& li
 // Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not
 // depend on the rest of the batch. Split-KV is the exception.
 bool is_for_portable_kernels(const attention::ForwardParams& p, const Limits& limits) {
-  if (takes_bias_stationary(p)) return true;
+  if (takes_bias_stationary(p) && !prefers_single_tile(p)) return true;
   if (wants_row_max_of_splits(p, limits)) return true;
   if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= kQueriesBoundByKeys)) return true;
   const attention::SequenceTable& lengths = p.sequences;

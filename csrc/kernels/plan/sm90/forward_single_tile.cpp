@@ -11,9 +11,10 @@
 namespace flash_attn_ext::plan {
 namespace {
 
+using sm90::SingleTileConfig;
+
 constexpr int kTileQueries = 64;
 
-constexpr int64_t kMostKeys = std::end(sm90::kSingleTileConfigs)[-1].block_n;
 // Where only one side is bounded, half of a tile is masked. With more keys than this, two CTAs per SM with smaller
 // tiles are faster.
 constexpr int64_t kMostKeysOneSided = 160;
@@ -35,12 +36,21 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Limits
   return best;
 }
 
+// The first row that holds the head dims and all keys, or null.
+const SingleTileConfig* find_row(const attention::ForwardParams& p) {
+  const SingleTileConfig* row = std::begin(sm90::kSingleTileConfigs);
+  const SingleTileConfig* end = std::end(sm90::kSingleTileConfigs);
+  row = std::find_if(row, end, [&](const SingleTileConfig& config) {
+    return config.dims.fit(p.head_dim_qk, p.head_dim_v) && config.block_n >= p.sequences.max_seqlen_k;
+  });
+  return row == end ? nullptr : row;
+}
+
 }  // namespace
 
 bool takes_single_tile(const attention::ForwardParams& p) {
-  constexpr sm90::HeadDims kDims = sm90::kSingleTileHeadDims;
-  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || !kDims.fit(p.head_dim_qk, p.head_dim_v)) return false;
-  return p.sequences.max_seqlen_k <= (p.visibility.one_sided() ? kMostKeysOneSided : kMostKeys);
+  return score_mode_sm90(p) == ScoreMode::kScaleOnly && find_row(p) != nullptr &&
+         (!p.visibility.one_sided() || p.sequences.max_seqlen_k <= kMostKeysOneSided);
 }
 
 ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Limits& limits) {
@@ -48,15 +58,15 @@ ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Li
   plan.row_max = p.row_max.present();
   plan.kernel = ForwardKernel::kSingleTile;
   plan.score = ScoreMode::kScaleOnly;
-  plan.head_dim = sm90::kSingleTileHeadDims.qk;
-  plan.head_dim_v = sm90::kSingleTileHeadDims.v;
-  while (sm90::kSingleTileConfigs[plan.row].block_n < p.sequences.max_seqlen_k) ++plan.row;
-  const sm90::SingleTileConfig& config = sm90::kSingleTileConfigs[plan.row];
+  const SingleTileConfig& config = *find_row(p);
+  plan.row = static_cast<int>(&config - sm90::kSingleTileConfigs);
+  plan.head_dim = config.dims.qk;
+  plan.head_dim_v = config.dims.v;
   const int64_t query_tiles = query_tiles_of_work_tile(p, limits);
   plan.tile = {.queries = static_cast<int>(query_tiles * kTileQueries),
                .keys = config.block_n,
                .warps = 4 * config.warpgroups,
-               .columns = sm90::kSingleTileHeadDims.v,
+               .columns = config.dims.v,
                .ctas_per_sm = 1,
                .stages = config.kv_stages};
   plan.nan_repair = NanRepair::kInKernel;

@@ -1,5 +1,4 @@
-// dQ, dK, dV and dBias of many short sequences whose heads have one bias for all batch entries, such as the windows of
-// Swin.
+// dQ, dK, dV and dBias of many short sequences, such as the windows of Swin.
 //
 // Grid: persistent CTAs. Each has one head and a share of the batch entries (BatchEntries), and one tile holds all
 // queries and keys of a sequence, as in forward_bias_stationary.cuh. Each warp owns 16 keys: its rows of S^T = K Q^T
@@ -9,13 +8,14 @@
 // dBias is the sum of dS over batch entries. Each thread keeps the sums of its scores in registers, and writes them
 // once, at the end. sum_dbias_partials_kernel adds those of the CTAs of a head in a fixed order.
 //
-// Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, the statistics of the queries, and dS. There are
-// three barriers for each sequence: its loads have arrived, its statistics are complete, and its dS is complete.
+// Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, or above head dim 64 one of all but O, the
+// statistics of the queries, and dS. There are three barriers for each sequence: its loads have arrived, its statistics
+// are complete, and its dS is complete. With one stage, a fourth one is before the next loads.
 #pragma once
 
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/repair/repair.h"
+#include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/common/rows/row_products.cuh"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/epilogue/store_quads.cuh"
@@ -31,6 +31,36 @@
 
 namespace flash_attn_ext::sm80 {
 
+// Recomputes the warp's flagged rows of all gradients without tensor cores: a NaN may be a weight of 0 times a NaN or
+// infinity of a row that takes no part. This is a call, and comes at the end, so that the loop over batch entries holds
+// no register for it.
+template <class Kernel>
+__device__ __noinline__ void repair_flagged(const BackwardParams& p, const BatchEntries& entries) {
+  using Element = typename Kernel::Element;
+  const auto end_entry = static_cast<int>(p.batch);
+  __syncwarp();  // flags and rows are written
+  const int first = tile::warp() * Kernel::kRowsPerWarp;
+#pragma unroll 1
+  for (int entry = entries.first; entry < end_entry; entry += entries.step) {
+    const WorkItem item = item_at(p, entries.head, entry);
+    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.dq_nan_flags, p, item) == 0) continue;
+    const common::HeadItem head = common::head_item(p, item.sequence, item.head);
+#pragma unroll 1
+    for (int row = first; row < first + Kernel::kRowsPerWarp; ++row) {
+      if (row < item.sequence.num_keys) common::compute_dkdv_row<Element>(p, item.sequence, item.key_head, row, {});
+      if (row < item.sequence.num_queries) common::compute_dq_row<Element>(p, head, row, {});
+    }
+  }
+}
+
+// O of a sequence in shared memory, or nothing.
+template <class Tile, bool kIsThere>
+struct StagedOut {
+  Tile out;
+};
+template <class Tile>
+struct StagedOut<Tile, false> {};
+
 template <class ElementType, BiasStationaryConfig kConfig>
 struct BackwardBiasStationaryKernel {
   using Element = ElementType;
@@ -43,20 +73,30 @@ struct BackwardBiasStationaryKernel {
   using Tile = tile::SharedTile<Element, kBiasStationaryTokens, kHeadDim>;
   using DscoreTile = tile::SharedTile<Element, kTile.keys, kTile.queries>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
-  using Gradients = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;  // of keys, or of queries
+  // Registers hold so many columns of a gradient at a time.
+  static constexpr int kColumnsAtOnce = kHeadDim <= 64 ? kHeadDim : kHeadDim % 64 == 0 ? 64 : 32;
+  using Gradients = tile::Accumulator<kRowsPerWarp / 16, kColumnsAtOnce / 8>;  // of keys, or of queries
   using Bias = StationaryBias<Element, Scores, kThreads>;
   using Chunk = common::Chunk<Element>;
 
-  struct Stage {
+  // Where one sequence fills shared memory, each thread reads its part of O to registers.
+  static constexpr bool kStagesOut = kTile.stages > 1;
+  static constexpr int kThreadsPerQuery = kThreads / kBiasStationaryTokens;
+  static constexpr int kOwnChunks = kHeadDim / kThreadsPerQuery / Chunk::kCount;
+  struct NotRead {};
+  struct OwnOut {
+    Chunk chunks[kOwnChunks];
+  };
+
+  struct Stage : StagedOut<Tile, kStagesOut> {
     Tile q;
     Tile k;
     Tile v;
-    Tile out;
     Tile dout;
     StagedMaskBits mask;
   };
   struct Shared {
-    Stage stages[2];
+    Stage stages[kTile.stages];
     Bias bias;
     DscoreTile dscores;
     QueryStatistics statistics[kBiasStationaryTokens];
@@ -66,6 +106,7 @@ struct BackwardBiasStationaryKernel {
   struct Statistics {
     float lse;
     float residual;
+    std::conditional_t<kStagesOut, NotRead, OwnOut> out;
   };
 
   const BackwardParams& p;
@@ -74,35 +115,51 @@ struct BackwardBiasStationaryKernel {
 
   __device__ __forceinline__ void run() {
     dbias.clear();
-    iterate(batch_entries(p));
+    const BatchEntries entries = batch_entries(p);
+    const bool any_flagged = iterate(entries);
     if (p.dbias_partials != nullptr) store_dbias_partial();
+    if (any_flagged) repair_flagged<BackwardBiasStationaryKernel>(p, entries);
   }
 
  private:
   __device__ __forceinline__ static int warp_row() { return tile::warp() * kRowsPerWarp; }
-  static constexpr int kThreadsPerQuery = kThreads / kBiasStationaryTokens;
   __device__ __forceinline__ static int own_query() { return static_cast<int>(threadIdx.x) / kThreadsPerQuery; }
+  __device__ __forceinline__ static int own_part() { return static_cast<int>(threadIdx.x) % kThreadsPerQuery; }
+  __device__ __forceinline__ static int own_column(int chunk) {
+    return (own_part() * kOwnChunks + chunk) * Chunk::kCount;
+  }
 
-  __device__ __forceinline__ void iterate(const BatchEntries& entries) {
+  // Returns whether some of the warp's rows are flagged.
+  __device__ __forceinline__ bool iterate(const BatchEntries& entries) {
     const auto end = static_cast<int>(p.batch);
-    load(shared.stages[0], item_at(p, entries.head, entries.first));
-    Statistics next = load_statistics(item_at(p, entries.head, entries.first));
+    int current = 0;  // the stage of the sequence
+    bool any_flagged = false;
+    Statistics next;
+    const auto load_to = [&](int stage, int entry) {
+      load(shared.stages[stage], item_at(p, entries.head, entry));
+      next = load_statistics(item_at(p, entries.head, entry));
+    };
+    load_to(0, entries.first);
     const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
     if (stays) load_bias(item_at(p, entries.head, entries.first));
-    int current = 0;
-    for (int entry = entries.first; entry < end; entry += entries.step) {
+#pragma unroll 1
+    for (int entry = entries.first;; entry += entries.step) {
       const Statistics statistics = next;
       ptx::wait_copies<0>();
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage, statistics or dS any more
-      if (entry + entries.step < end) {
-        const WorkItem item = item_at(p, entries.head, entry + entries.step);
-        load(shared.stages[1 - current], item);
-        next = load_statistics(item);
-      }
+      const bool more = entry + entries.step < end;
+      if (kTile.stages > 1 && more) load_to(1 - current, entry + entries.step);
       if (!stays) load_bias(item_at(p, entries.head, entry));
-      compute(shared.stages[current], statistics, item_at(p, entries.head, entry));
-      current = 1 - current;
+      any_flagged |= compute(shared.stages[current], statistics, item_at(p, entries.head, entry));
+      if (!more) break;
+      if constexpr (kTile.stages > 1) {
+        current = 1 - current;
+      } else {
+        __syncthreads();  // no warp reads the sequence any more
+        load_to(0, entry + entries.step);
+      }
     }
+    return any_flagged;
   }
 
   __device__ __forceinline__ void load_bias(const WorkItem& item) {
@@ -121,21 +178,33 @@ struct BackwardBiasStationaryKernel {
     copy(stage.k, p.k, item, p.head_dim_qk, item.sequence.num_keys);
     copy(stage.v, p.v, item, p.head_dim_v, item.sequence.num_keys);
     copy(stage.dout, p.dout, item, p.head_dim_v, item.sequence.num_queries);
-    copy(stage.out, p.out, item, p.head_dim_v, item.sequence.num_queries);
+    if constexpr (kStagesOut) copy(stage.out, p.out, item, p.head_dim_v, item.sequence.num_queries);
     stage.mask.load(p, item);
     ptx::commit_copies();
   }
 
   __device__ __forceinline__ Statistics load_statistics(const WorkItem& item) const {
-    if (own_query() >= item.sequence.num_queries) return {.lse = -INFINITY, .residual = 0.0f};
-    return {.lse = statistic(p.lse, item),
-            .residual = p.lse_residual.present() ? statistic(p.lse_residual, item) : 0.0f};
+    Statistics own = {.lse = -INFINITY};
+    if (own_query() >= item.sequence.num_queries) return own;
+    own.lse = statistic(p.lse, item);
+    if (p.lse_residual.present()) own.residual = statistic(p.lse_residual, item);
+    if constexpr (!kStagesOut) read_out(own.out, item);
+    return own;
+  }
+  __device__ __forceinline__ void read_out(OwnOut& out, const WorkItem& item) const {
+    const auto* row = p.out.row<const Element>(item.sequence.batch, item.head, own_query());
+#pragma unroll
+    for (int i = 0; i < kOwnChunks; ++i) {
+      const int column = own_column(i);
+      out.chunks[i] = column < p.head_dim_v ? *reinterpret_cast<const Chunk*>(row + column) : Chunk{};
+    }
   }
   __device__ __forceinline__ static float statistic(const attention::StatisticView& view, const WorkItem& item) {
     return *view.at<const float>(item.sequence.batch, item.head, own_query());
   }
 
-  __device__ __forceinline__ void compute(Stage& stage, const Statistics& statistics, const WorkItem& item) {
+  // Returns whether the warp's rows are flagged.
+  __device__ __forceinline__ bool compute(Stage& stage, const Statistics& statistics, const WorkItem& item) {
     share_statistics(stage, statistics, item);
     __syncthreads();  // the statistics are complete
     Scores scores;
@@ -149,33 +218,35 @@ struct BackwardBiasStationaryKernel {
     store_dscores(gradients);
     const int64_t keys = item.sequence.num_keys;
     bool found_nan = false;
-    const auto store_keys = [&](const attention::MatrixView& view, int64_t columns, const Scores& left,
-                                const Tile& right, float scale) {
-      if (view.data == nullptr) return;
-      Gradients gradient;
-      gradient.clear();
-      tile::multiply_registers(gradient, left, right);
-      gradient.scale(scale);
-      found_nan |= store_row_chunks(rows_of(view, item, keys, columns), gradient);
+    const auto store = [&](OutputRows<Element> target, float scale, auto&& multiply) {
+      if (target.data == nullptr) return;
+#pragma unroll 1
+      for (int column = 0; column < kHeadDim; column += kColumnsAtOnce) {
+        Gradients gradient;
+        gradient.clear();
+        multiply(gradient, column);
+        gradient.scale(scale);
+        found_nan |= store_row_chunks(target, gradient);
+        target.data += kColumnsAtOnce;
+        target.columns -= kColumnsAtOnce;
+      }
     };
     const auto scale = static_cast<float>(p.score_mod.scale);
-    store_keys(p.dk, p.head_dim_qk, gradients, stage.q, scale);
-    store_keys(p.dv, p.head_dim_v, scores, stage.dout, 1.0f);
+    store(rows_of(p.dk, item, keys, p.head_dim_qk), scale,
+          [&](Gradients& dk, int column) { tile::multiply_registers(dk, gradients, stage.q, column); });
+    store(rows_of(p.dv, item, keys, p.head_dim_v), 1.0f,
+          [&](Gradients& dv, int column) { tile::multiply_registers(dv, scores, stage.dout, column); });
     __syncthreads();  // dS is complete
     if (p.dbias.per_batch) store_dbias_of(item);
-    if (p.dq.data != nullptr) {
-      Gradients dq;
-      dq.clear();
-      multiply_dscores(dq, stage.k);
-      dq.scale(scale);
-      found_nan |= store_row_chunks(rows_of(p.dq, item, item.sequence.num_queries, p.head_dim_qk), dq);
-    }
-    flag_nan_in_order_of_heads<kTile.warps>(p.dq_nan_flags, p, item, found_nan);
+    store(rows_of(p.dq, item, item.sequence.num_queries, p.head_dim_qk), scale,
+          [&](Gradients& dq, int column) { multiply_dscores(dq, stage.k, column); });
+    return flag_nan_in_order_of_heads<kTile.warps>(p.dq_nan_flags, p, item, found_nan);
   }
 
-  // The warp's rows of a gradient.
+  // The warp's rows of a gradient. Without data where it is not wanted.
   __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& view, const WorkItem& item,
                                                          int64_t rows, int64_t columns) const {
+    if (view.data == nullptr) return {};
     return {.data = view.row<Element>(item.sequence.batch, item.head, warp_row()),
             .row_stride = view.row_stride,
             .column_stride = view.column_stride,
@@ -185,16 +256,18 @@ struct BackwardBiasStationaryKernel {
 
   // Computes delta = rowsum(dO ∘ O) − dLSE, and writes it for the repair kernel, too.
   __device__ __forceinline__ void share_statistics(const Stage& stage, const Statistics& own, const WorkItem& item) {
-    constexpr int kColumns = kHeadDim / kThreadsPerQuery;
-    const int own_part = static_cast<int>(threadIdx.x) % kThreadsPerQuery;
     float delta = 0.0f;
 #pragma unroll
-    for (int column = 0; column < kColumns; column += Chunk::kCount) {
-      delta = common::add_product(delta, chunk_of(stage.out, own_part * kColumns + column),
-                                  chunk_of(stage.dout, own_part * kColumns + column));
+    for (int i = 0; i < kOwnChunks; ++i) {
+      const Chunk dout = chunk_of(stage.dout, own_column(i));
+      if constexpr (kStagesOut) {
+        delta = common::add_product(delta, chunk_of(stage.out, own_column(i)), dout);
+      } else {
+        delta = common::add_product(delta, own.out.chunks[i], dout);
+      }
     }
     delta = tile::sum_over_lanes<kThreadsPerQuery>(delta);
-    if (own_part != 0) return;
+    if (own_part() != 0) return;
     if (own_query() < item.sequence.num_queries) {
       if (p.dlse.present()) delta -= statistic(p.dlse, item);
       *p.delta.at<float>(item.sequence.batch, item.head, own_query()) = delta;
@@ -243,10 +316,10 @@ struct BackwardBiasStationaryKernel {
     }
   }
 
-  // dq += dS K for the warp's 16 queries.
-  __device__ __forceinline__ void multiply_dscores(Gradients& dq, const Tile& keys) const {
+  // dq += dS K for the warp's 16 queries, and columns from first_column on.
+  __device__ __forceinline__ void multiply_dscores(Gradients& dq, const Tile& keys, int first_column) const {
     const tile::LeftOperandColumns<DscoreTile> dscores(shared.dscores, warp_row());
-    const tile::RightOperandColumns<Tile> k(keys, 0);
+    const tile::RightOperandColumns<Tile> k(keys, first_column);
 #pragma unroll
     for (int first = 0; first < kTile.keys; first += 16) {
       uint32_t a[4];
@@ -339,13 +412,7 @@ cudaError_t backward_bias_stationary(const BackwardParams& p, const BackwardPlan
     static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
     const cudaError_t error =
         common::launch_blocks_early<Kernel>(backward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
-    if (error != cudaSuccess) return error;
-    const auto flagged = [&](Rows rows) {
-      return common::rows_in_order_of_heads(p, p.dq_nan_flags, rows, kBiasStationaryTokens, Kernel::kRowsPerWarp);
-    };
-    const cudaError_t repair =
-        common::repair_gradients<Element>(p, flagged(Rows::kQueries), flagged(Rows::kKeys), stream);
-    if (repair != cudaSuccess || p.dbias_partials == nullptr) return repair;
+    if (error != cudaSuccess || p.dbias_partials == nullptr) return error;
     const common::EarlyLaunch sums = {.blocks = Kernel::Scores::kColumnTiles,
                                       .threads = Kernel::kThreads,
                                       .slices = static_cast<int>(p.dbias.per_head ? p.num_heads_q : 1)};

@@ -1,14 +1,15 @@
-// Forward pass of many short sequences whose heads have one bias for all batch entries, such as the windows of Swin.
+// Forward pass of many short sequences, such as the windows of Swin.
 //
 // Grid: persistent CTAs. Each has one head and a share of the batch entries (BatchEntries). Its tile holds all queries
-// and keys of a sequence, so there is one iteration for each sequence, and no loop over keys. The bias of the head is
-// read once, and stays in shared memory. Each warp owns 16 queries. Shared memory: the bias, and two stages of Q, K, V
-// and mask bits. The loads of the next sequence overlap the current one, and one barrier for each sequence says both
-// that its loads have arrived and that no warp reads the other stage any more.
+// and keys of a sequence, so there is one iteration for each sequence, and no loop over keys. A bias that all batch
+// entries share is read once, and stays in shared memory. Each warp owns 16 queries. Shared memory: the bias, and two
+// stages of Q, K, V and mask bits, or one above head dim 64. With two, the loads of the next sequence overlap the
+// current one, and one barrier for each sequence says both that its loads have arrived and that no warp reads the other
+// stage any more.
 #pragma once
 
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/repair/repair.h"
+#include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/nan_flags.cuh"
@@ -19,6 +20,27 @@
 #include "tile/sm80/gemm.h"
 
 namespace flash_attn_ext::sm80 {
+
+// Recomputes the warp's flagged rows without tensor cores: a NaN may be a weight of 0 times a NaN or infinity of a key
+// that the row does not attend to. This is a call, and comes at the end, so that the loop over batch entries holds no
+// register for it.
+template <class Kernel>
+__device__ __noinline__ void repair_flagged(const ForwardParams& p, const BatchEntries& entries) {
+  const auto end_entry = static_cast<int>(p.batch);
+  __syncwarp();  // flags and rows are written
+  const int first = tile::warp() * Kernel::kRowsPerWarp;
+#pragma unroll 1
+  for (int entry = entries.first; entry < end_entry; entry += entries.step) {
+    const WorkItem item = item_at(p, entries.head, entry);
+    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.nan_flags, p, item) == 0) continue;
+    const common::HeadItem head = common::head_item(p, item.sequence, item.head);
+    const int end = min(first + Kernel::kRowsPerWarp, static_cast<int>(item.sequence.num_queries));
+#pragma unroll 1
+    for (int query = first; query < end; ++query) {
+      common::compute_forward_row<typename Kernel::Element>(p, head, query, {});
+    }
+  }
+}
 
 template <class ElementType, BiasStationaryConfig kConfig>
 struct ForwardBiasStationaryKernel {
@@ -39,7 +61,7 @@ struct ForwardBiasStationaryKernel {
     StagedMaskBits mask;
   };
   struct Shared {
-    Stage stages[2];
+    Stage stages[kTile.stages];
     Bias bias;
   };
 
@@ -52,16 +74,25 @@ struct ForwardBiasStationaryKernel {
     load(shared.stages[0], item_at(p, entries.head, entries.first));
     const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
     if (stays) load_bias(item_at(p, entries.head, entries.first));
-    int current = 0;
-    for (int entry = entries.first; entry < end; entry += entries.step) {
+    int current = 0;  // the stage of the sequence
+    bool any_flagged = false;
+#pragma unroll 1
+    for (int entry = entries.first;; entry += entries.step) {
       ptx::wait_copies<0>();
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage any more
       const int next = entry + entries.step;
-      if (next < end) load(shared.stages[1 - current], item_at(p, entries.head, next));
+      if (kTile.stages > 1 && next < end) load(shared.stages[1 - current], item_at(p, entries.head, next));
       if (!stays) load_bias(item_at(p, entries.head, entry));
-      compute(shared.stages[current], item_at(p, entries.head, entry));
-      current = 1 - current;
+      any_flagged |= compute(shared.stages[current], item_at(p, entries.head, entry));
+      if (next >= end) break;
+      if constexpr (kTile.stages > 1) {
+        current = 1 - current;
+      } else {
+        __syncthreads();  // no warp reads the sequence any more
+        load(shared.stages[0], item_at(p, entries.head, next));
+      }
     }
+    if (any_flagged) repair_flagged<ForwardBiasStationaryKernel>(p, entries);
   }
 
  private:
@@ -87,7 +118,8 @@ struct ForwardBiasStationaryKernel {
     ptx::commit_copies();
   }
 
-  __device__ __forceinline__ void compute(Stage& stage, const WorkItem& item) const {
+  // Returns whether the warp's rows are flagged.
+  __device__ __forceinline__ bool compute(Stage& stage, const WorkItem& item) const {
     Scores scores;
     scores.clear();
     tile::multiply_head_dims(scores, stage.q, warp_row(), stage.k);
@@ -98,7 +130,7 @@ struct ForwardBiasStationaryKernel {
     rows.softmax(scores);
     tile::multiply_registers(rows.out, scores, stage.v);
     rows.finish(item, 0, 0, stage.q);  // only this warp has read its rows of Q
-    flag_nan_in_order_of_heads<kTile.warps>(p.nan_flags, p, item, rows.out.has_nan());
+    return flag_nan_in_order_of_heads<kTile.warps>(p.nan_flags, p, item, rows.out.has_nan());
   }
 
   // Selects -inf instead of adding it, since a NaN in a key that is hidden must not reach the row.
@@ -138,12 +170,7 @@ cudaError_t forward_bias_stationary(const ForwardParams& p, const ForwardPlan& p
   return common::with_row<kBiasStationaryConfigs>(plan.row, [&](auto row) {
     using Kernel = ForwardBiasStationaryKernel<Element, kBiasStationaryConfigs[row()]>;
     static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-    const cudaError_t error =
-        common::launch_blocks_early<Kernel>(forward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
-    if (error != cudaSuccess) return error;
-    const common::FlaggedRows rows =
-        common::rows_in_order_of_heads(p, p.nan_flags, Rows::kQueries, Kernel::kTile.queries, Kernel::kRowsPerWarp);
-    return common::repair_forward<Element>(p, rows, stream);
+    return common::launch_blocks_early<Kernel>(forward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
   });
 }
 

@@ -51,8 +51,8 @@ __device__ __forceinline__ void locate(WorkTile& work_tile, const SingleTileArgu
 template <class ElementType, SingleTileConfig kConfigValue>
 struct SingleTileTraits {
   using Element = ElementType;
-  static constexpr HeadDims kDims = kSingleTileHeadDims;
   static constexpr SingleTileConfig kConfig = kConfigValue;
+  static constexpr HeadDims kDims = kConfig.dims;
   static constexpr int kKeys = kConfig.block_n;
   static constexpr ForwardRegisters kRegisters = single_tile_registers(kConfig);
   static_assert(has_registers(kConfig.warpgroups, kRegisters.consumer, kRegisters.producer));
