@@ -10,7 +10,7 @@ import torch
 
 from support.backends import CPU
 from support.cases import Case, make_inputs
-from support.checks import check_case, check_inputs
+from support.checks import check_case, check_hidden_keys, check_inputs
 from support.params import for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
@@ -93,6 +93,13 @@ def test_hidden_keys_reach_nothing(bias, d, dtype, backend):
         assert torch.equal(met[name][others], clean[name][others]), name
         assert torch.allclose(met[name][3], clean[name][3], rtol=0.02, atol=0.02), name
     assert torch.allclose(met["dbias"], clean["dbias"], rtol=0.02, atol=0.02)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [24, 80, 160])
+def test_hidden_keys_reach_nothing_without_a_mask(d, dtype, backend):
+    inputs = make_inputs(Case(sq=40, sk=50, d=d, batch=4, heads=3, causal="top_left"), dtype, backend.device)
+    check_hidden_keys(inputs, 40, math.nan, backend)
 
 
 @over_dtypes((torch.bfloat16,))

@@ -18,7 +18,7 @@ struct BiasStationaryConfig {
 inline constexpr int kBiasStationaryTokens = 64;  // the most queries, and keys
 
 // A call takes the first row that holds its head dims. With two stages, the loads of the next sequence overlap the
-// current one. Where they do not fit, there is one, and the CTAs of an SM overlap each other.
+// current one. Where the backward pass has no room for them, there is one, and the CTAs of an SM overlap each other.
 // clang-format off
 inline constexpr BiasStationaryConfig kBiasStationaryConfigs[] = {
     {.head_dim = 32,

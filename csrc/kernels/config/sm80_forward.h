@@ -12,7 +12,8 @@ struct ForwardConfig {
   ScoreMode score = ScoreMode::kScaleOnly;
   TileShape tile;
   // Recomputes rows with a NaN itself, because the launch of a repair kernel would be a large part of a short call
-  // (docs/kernels/log/sm80.md, "Rooms, one plan, fewer kernels").
+  // (docs/kernels/log/sm80.md, "Rooms, one plan, fewer kernels", and log/sm80_forward.md, "Bias-stationary kernels
+  // without a bias").
   bool repairs_in_kernel = false;
   // Such a kernel spends most of its time in prologue and epilogue, which five small CTAs per SM hide from each other.
   // It keeps the addresses of copies, and asks for no interval of keys where all are visible.

@@ -9,7 +9,8 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The warp's flag. They are in the order of heads (common/repair/repair.h), one for each warp of a sequence's tile.
+// The flag of the calling warp. Flags are in the order of heads (common/repair/repair.h), one for each warp of a
+// sequence's tile.
 template <int kWarps>
 __device__ __forceinline__ uint8_t& flag_in_order_of_heads(uint8_t* flags, const attention::AttentionParams& p,
                                                            const WorkItem& item) {
@@ -18,7 +19,7 @@ __device__ __forceinline__ uint8_t& flag_in_order_of_heads(uint8_t* flags, const
   return flags[head * kWarps + tile::warp()];
 }
 
-// Sets it. Returns whether a thread of the warp has found a NaN.
+// Sets the warp's flag to whether one of its threads has found a NaN, and returns that.
 template <int kWarps>
 __device__ __forceinline__ bool flag_nan_in_order_of_heads(uint8_t* flags, const attention::AttentionParams& p,
                                                            const WorkItem& item, bool found) {

@@ -96,7 +96,7 @@ __device__ __forceinline__ void multiply_registers_rounded(Acc& acc, const LeftA
 }
 
 // acc += left . right columns [first_column, ...). left is an accumulator in registers, rounded to Element, and its
-// columns are the rows of right. first_column: a multiple of 128 bytes.
+// columns are the rows of right. first_column: a multiple of the tile's kGroup.
 template <class Acc, class LeftAcc, class RightTile>
 __device__ __forceinline__ void multiply_registers(Acc& acc, const LeftAcc& left, const RightTile& right,
                                                    int first_column = 0) {

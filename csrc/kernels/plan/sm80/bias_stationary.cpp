@@ -16,6 +16,12 @@ using attention::ForwardParams;
 
 constexpr int64_t kMostHeadDim = std::end(sm80::kBiasStationaryConfigs)[-1].head_dim;
 
+// Where scores are only scaled, other kernels are faster at head dims 33 to 64, and in the forward pass above 128
+// (docs/kernels/log/sm80_forward.md, "Bias-stationary kernels without a bias").
+constexpr int64_t kMostNarrowHeadDim = 32;
+constexpr int64_t kLeastWideHeadDim = 65;
+constexpr int64_t kMostScaledHeadDimForward = 128;
+
 int row_of(const attention::AttentionParams& p) {
   int row = 0;
   while (sm80::kBiasStationaryConfigs[row].head_dim < largest_head_dim(p)) ++row;
@@ -25,7 +31,7 @@ int row_of(const attention::AttentionParams& p) {
 // As many CTAs as run at once on Hopper, each of which has a share of the batch entries of one head.
 int64_t count_ctas(const attention::AttentionParams& p, int ctas_per_sm, const Limits& limits) {
   const int64_t parts = ctas_per_sm * limits.sms / p.num_heads_q;
-  return std::clamp<int64_t>(parts, 1, p.batch) * p.num_heads_q;
+  return std::min(std::max<int64_t>(parts, 1), p.batch) * p.num_heads_q;
 }
 
 // One flag for each warp of a sequence's tile.
@@ -33,15 +39,13 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p, const sm80::BiasStat
   return p.batch * p.num_heads_q * config.tile.warps;
 }
 
-// Where scores are only scaled, other kernels are faster at head dims 33 to 64, and in the forward pass above 128
-// (docs/kernels/log/sm80_forward.md, "Bias-stationary kernels without a bias").
 bool suits_scores(const attention::AttentionParams& p, int64_t most_scaled_head_dim) {
   const int64_t head_dim = largest_head_dim(p);
   switch (score_kind(p.score_mod)) {
     case ScoreKind::kBiasMask:
       return head_dim <= kMostHeadDim;
     case ScoreKind::kScale:
-      return head_dim <= 32 || (head_dim > 64 && head_dim <= most_scaled_head_dim);
+      return head_dim <= kMostNarrowHeadDim || (head_dim >= kLeastWideHeadDim && head_dim <= most_scaled_head_dim);
     default:
       return false;
   }
@@ -63,7 +67,9 @@ bool writes_dbias(const BackwardParams& p) {
 
 }  // namespace
 
-bool takes_bias_stationary(const ForwardParams& p) { return has_short_sequences(p) && suits_scores(p, 128); }
+bool takes_bias_stationary(const ForwardParams& p) {
+  return has_short_sequences(p) && suits_scores(p, kMostScaledHeadDimForward);
+}
 
 bool takes_bias_stationary(const BackwardParams& p) {
   return has_short_sequences(p) && suits_scores(p, kMostHeadDim) && p.queries_per_key_head() == 1 &&

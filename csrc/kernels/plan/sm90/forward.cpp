@@ -26,9 +26,10 @@ constexpr int kWarpgroupRows = 64;
 constexpr int64_t kPortableKeys = 96;
 // Calls with at most this many queries and keys take the portable kernels up to head dim 64. Up to kLargestShortHeadDim
 // they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim 64"), unless a
-// single-tile kernel runs.
+// single-tile kernel takes them, up to kLargestShortSingleTileHeadDim.
 constexpr int64_t kPortableTokens = 64;
 constexpr int64_t kLargestShortHeadDim = 256;
+constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
 // queries, this backend's tiles are at least half full.
 constexpr int64_t kQueriesBoundByKeys = 32;
@@ -69,9 +70,9 @@ int64_t uneven_heads(const ForwardConfig& config, int64_t persistent_ctas) {
   return config.warpgroups == 3 ? persistent_ctas / 4 : 1;
 }
 
-// Whether a single-tile kernel is faster than the portable kernels for as few tokens as these take.
+// Whether a single-tile kernel runs where the portable kernels otherwise would, since it is faster at these head dims.
 bool prefers_single_tile(const attention::ForwardParams& p) {
-  return largest_head_dim(p) > 64 && largest_head_dim(p) <= 128 && takes_single_tile(p);
+  return largest_head_dim(p) > 64 && largest_head_dim(p) <= kLargestShortSingleTileHeadDim && takes_single_tile(p);
 }
 
 // Whether tiles would be so empty that the portable kernels are faster.

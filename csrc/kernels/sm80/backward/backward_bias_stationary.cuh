@@ -8,10 +8,12 @@
 // dBias is the sum of dS over batch entries. Each thread keeps the sums of its scores in registers, and writes them
 // once, at the end. sum_dbias_partials_kernel adds those of the CTAs of a head in a fixed order.
 //
-// Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, or above head dim 64 one of all but O, the
-// statistics of the queries, and dS. There are three barriers for each sequence: its loads have arrived, its statistics
-// are complete, and its dS is complete. With one stage, a fourth one is before the next loads.
+// Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, the statistics of the queries, and dS. Above
+// head dim 64 there is one stage, without O. There are three barriers for each sequence: its loads have arrived, its
+// statistics are complete, and its dS is complete. With one stage, a fourth one is before the next loads.
 #pragma once
+
+#include <type_traits>
 
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
@@ -53,8 +55,9 @@ __device__ __noinline__ void repair_flagged(const BackwardParams& p, const Batch
   }
 }
 
-// O of a sequence in shared memory, or nothing.
-template <class Tile, bool kIsThere>
+// O of a sequence in shared memory, or nothing. It is a base class, since an empty base takes no memory on the host and
+// on the device; an empty member with [[no_unique_address]] has other places on the two.
+template <class Tile, bool kStaged>
 struct StagedOut {
   Tile out;
 };
@@ -73,7 +76,7 @@ struct BackwardBiasStationaryKernel {
   using Tile = tile::SharedTile<Element, kBiasStationaryTokens, kHeadDim>;
   using DscoreTile = tile::SharedTile<Element, kTile.keys, kTile.queries>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
-  // Registers hold so many columns of a gradient at a time.
+  // The columns of a gradient that registers hold at a time.
   static constexpr int kColumnsAtOnce = kHeadDim <= 64 ? kHeadDim : kHeadDim % 64 == 0 ? 64 : 32;
   using Gradients = tile::Accumulator<kRowsPerWarp / 16, kColumnsAtOnce / 8>;  // of keys, or of queries
   using Bias = StationaryBias<Element, Scores, kThreads>;
@@ -83,8 +86,8 @@ struct BackwardBiasStationaryKernel {
   static constexpr bool kStagesOut = kTile.stages > 1;
   static constexpr int kThreadsPerQuery = kThreads / kBiasStationaryTokens;
   static constexpr int kOwnChunks = kHeadDim / kThreadsPerQuery / Chunk::kCount;
-  struct NotRead {};
-  struct OwnOut {
+  struct NoOut {};
+  struct OutChunks {
     Chunk chunks[kOwnChunks];
   };
 
@@ -102,11 +105,11 @@ struct BackwardBiasStationaryKernel {
     QueryStatistics statistics[kBiasStationaryTokens];
   };
 
-  // What the two threads that share a query read of it, while the preceding sequence is computed.
+  // What the two threads that share a query read of it, ahead of its delta.
   struct Statistics {
     float lse;
     float residual;
-    std::conditional_t<kStagesOut, NotRead, OwnOut> out;
+    std::conditional_t<kStagesOut, NoOut, OutChunks> out;
   };
 
   const BackwardParams& p;
@@ -191,7 +194,7 @@ struct BackwardBiasStationaryKernel {
     if constexpr (!kStagesOut) read_out(own.out, item);
     return own;
   }
-  __device__ __forceinline__ void read_out(OwnOut& out, const WorkItem& item) const {
+  __device__ __forceinline__ void read_out(OutChunks& out, const WorkItem& item) const {
     const auto* row = p.out.row<const Element>(item.sequence.batch, item.head, own_query());
 #pragma unroll
     for (int i = 0; i < kOwnChunks; ++i) {
@@ -254,7 +257,8 @@ struct BackwardBiasStationaryKernel {
             .columns = static_cast<int>(columns)};
   }
 
-  // Computes delta = rowsum(dO ∘ O) − dLSE, and writes it for the repair kernel, too.
+  // Computes delta = rowsum(dO ∘ O) − dLSE, and writes it, too, for rows that are repaired and for the gradient of
+  // sinks.
   __device__ __forceinline__ void share_statistics(const Stage& stage, const Statistics& own, const WorkItem& item) {
     float delta = 0.0f;
 #pragma unroll

@@ -114,7 +114,10 @@ struct ForwardKernel {
     // A NaN may be a weight of 0 times a NaN or infinity of a key that the row does not attend to. Such rows are
     // recomputed without tensor cores.
     if constexpr (Traits::kConfig.repairs_in_kernel) {
-      if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p, schedule);
+      if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) {
+        __syncwarp();  // the rows are written
+        forward_without_tensor_cores<ForwardKernel>(p, schedule);
+      }
     } else {
       flag_nan<kTile.warps>(p.nan_flags, rows.out);
     }

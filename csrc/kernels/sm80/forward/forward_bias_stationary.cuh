@@ -25,7 +25,7 @@ namespace flash_attn_ext::sm80 {
 // that the row does not attend to. This is a call, and comes at the end, so that the loop over batch entries holds no
 // register for it.
 template <class Kernel>
-__device__ __noinline__ void repair_flagged(const ForwardParams& p, const BatchEntries& entries) {
+__device__ __noinline__ void repair_flagged(const ForwardParams& p, BatchEntries entries) {
   const auto end_entry = static_cast<int>(p.batch);
   __syncwarp();  // flags and rows are written
   const int first = tile::warp() * Kernel::kRowsPerWarp;
