@@ -58,6 +58,7 @@ PICTURED = (
     "cuda_h200_sm80",
     "cuda_h100_blocks",
     "cuda_h200_workloads",
+    "cuda_h100_workloads",
     "cuda_h100_long",
     "cuda_h200_masks",
 )

@@ -91,6 +91,7 @@ def quotes() -> Iterator[Quote]:
     yield from _decoding()
     yield from _other_gpus()
     yield _odd_head_dims()
+    yield _deepseek()
     yield _lists_of_blocks()
 
 
@@ -150,6 +151,15 @@ def _other_gpus() -> Iterator[Quote]:
         "the portable backend is {} to {} times as fast as cuDNN ({} in the geometric mean of both passes) and {} to "
         "{} times as fast as FlashAttention-2",
         (*span(of_peer["cudnn"]), mean, *span(of_peer["flash"])),
+    )
+
+
+def _deepseek() -> Quote:
+    fields = {"case": "DeepSeek", "pass": "backward"}
+    found = [rows(f"cuda_{gpu}_workloads", **fields) for gpu in ("h100", "h200")]
+    return Quote(
+        "There it is {} times as fast as FlashAttention-4, and on an H200 {} times",
+        tuple(f"{times_as_fast(of_gpu, 'fa4'):.2f}" for of_gpu in found),
     )
 
 

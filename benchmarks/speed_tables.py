@@ -64,6 +64,7 @@ def may_count(row: dict) -> bool:
 
 WORKLOADS = (
     Workload("workloads as models have them", "workloads", report="cuda_h200_workloads", keep=may_count),
+    Workload("workloads as models have them", "workloads", report="cuda_h100_workloads", keep=may_count),
     Workload("one sequence of 16384 to 131072 tokens, beside PyTorch's kernels", "long", report="cuda_h100_long"),
     Workload("encoders: 128 to 256 tokens, padding, cross-attention", "encoders"),
     Workload("short sequences back to back, 64 to 1000 tokens", "in_a_row"),
@@ -90,6 +91,7 @@ WORKLOADS = (
     Workload("the same, beside FlashAttention-2", "grid", "flash"),
 )
 ONLY_IN_THE_GUIDE = (
+    "encoders",
     "masks",
     "dropout",
     "few_queries",
@@ -110,6 +112,7 @@ WITH_SLOW_POINTS = (
     "cuda_h200",
     "cuda_h200_decode",
     "cuda_h200_workloads",
+    "cuda_h100_workloads",
     "cuda_h100_long",
     "cuda_h200_masks",
     "cuda_h100_alibi",
