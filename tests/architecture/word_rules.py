@@ -30,6 +30,7 @@ FIELD_WORDS = {
     r"of before|as they were": "earlier",
     r"tak(?:e|es|ing) turns|in turns": "alternate, ping-pong scheduling",
     r"claim(?:s|ed)?": "fetches the next work tile",
+    r"work items?": "work tile",
     r"suspicious": "needs recomputation",
     r"rings? of (stages|tiles)": "pipeline",
     r"of own \w+ time": "times as fast as our own call",
@@ -63,6 +64,7 @@ FIELD_IDENTIFIERS = {
     r"product tile|(row|backward) product": "GEMM",
     r"(from|kind of|may be) stored|store in d\w+": "materialised",
     r"hand over": "store",
+    r"(work|head|gemm) items?|item at": "work tile; head coord",
 }
 _BREAK = "\0"  # stands for each character of a line break but the first, so that offsets stay those of the text
 

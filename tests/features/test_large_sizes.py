@@ -1,4 +1,4 @@
-"""Sizes that overflow a narrower integer: offsets past 2^31 elements, and more work items than a grid has rows."""
+"""Sizes that overflow a narrower integer: offsets past 2^31 elements, and more work tiles than a grid has rows."""
 
 import pytest
 import torch

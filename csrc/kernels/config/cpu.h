@@ -5,11 +5,11 @@
 
 namespace flash_attn_ext::cpu {
 
-// The queries of a score tile. In the forward pass a work item owns them. They are as few as keep the microkernel at
+// The queries of a score tile. In the forward pass a work tile owns them. They are as few as keep the microkernel at
 // its full rate, because a causal diagonal or a narrow window computes and wastes about this many columns.
 inline constexpr int64_t kStationaryRows = 64;
 
-// The keys of a score tile. In the backward pass a work item owns them. Two float32 tiles of 64 x 256 are 128 KiB, so
+// The keys of a score tile. In the backward pass a work tile owns them. Two float32 tiles of 64 x 256 are 128 KiB, so
 // that they and their operands stay in an L2 of 1 MiB. Operands are packed in tiles of as many rows.
 inline constexpr int64_t kStreamedRows = 256;
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "attention/division.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext {
 
@@ -101,17 +101,17 @@ struct SharingHeads {
     left = g.per_head ? pairs : pairs * tiles.group;
   }
 
-  __device__ __forceinline__ WorkItem next(const BiasTiles& tiles, const attention::BackwardParams& p) {
+  __device__ __forceinline__ HeadCoord next(const BiasTiles& tiles, const attention::BackwardParams& p) {
     const attention::BiasGradient& g = p.dbias;
-    const WorkItem item = {p.sequences.at(batch), key_head * tiles.group + head_of_group, key_head};
+    const HeadCoord coord = {p.sequences.at(batch), key_head * tiles.group + head_of_group, key_head};
     --left;
     if (!g.per_head) {
       head_of_group = head_of_group + 1 == tiles.group ? 0 : head_of_group + 1;
-      if (head_of_group != 0) return item;
+      if (head_of_group != 0) return coord;
     }
     if (!g.per_batch) batch = batch + 1 == tiles.batch.divisor ? 0 : batch + 1;
     if (g.per_batch || batch == 0) ++key_head;
-    return item;
+    return coord;
   }
 };
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "attention/division.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext {
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ int first_column(const Place& at) {
 }
 
 struct QueryBlock {
-  WorkItem item;
+  HeadCoord coord;
   int64_t first_query;
   int first_column;
 };
@@ -27,13 +27,13 @@ __device__ __forceinline__ int64_t first_query_of(const Schedule& schedule, cons
 template <class Kernel>
 __device__ __forceinline__ QueryBlock query_block(const attention::AttentionParams& p, const Schedule& schedule) {
   const Place at = schedule.place(blockIdx.x);
-  return {.item = {p.sequences.at(at.batch), at.key_head * schedule.group + at.head_of_group, at.key_head},
+  return {.coord = {p.sequences.at(at.batch), at.key_head * schedule.group + at.head_of_group, at.key_head},
           .first_query = first_query_of(schedule, at, Kernel::kTile.queries),
           .first_column = first_column<Kernel>(at)};
 }
 
 struct KeyBlock {
-  WorkItem item;  // head is the first query head of the KV group
+  HeadCoord coord;  // head is the first query head of the KV group
   int first_key;
   int first_column;
 };
@@ -59,7 +59,7 @@ __device__ __forceinline__ KeyBlock key_block(const attention::AttentionParams& 
   const Place at = schedule.place(blockIdx.x);
   const attention::Sequence sequence = p.sequences.at(at.batch);
   const int tile = key_tile<Kernel::kTile.keys>(schedule, at, sequence.num_keys);
-  return {.item = {sequence, at.key_head * schedule.group, at.key_head},
+  return {.coord = {sequence, at.key_head * schedule.group, at.key_head},
           .first_key = tile * Kernel::kTile.keys,
           .first_column = first_column<Kernel>(at)};
 }

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/row_tiles.cuh"
 #include "kernels/schedule/tile_splits.h"
-#include "kernels/schedule/work_item.h"
 #include "tile/accumulator.h"
 
 namespace flash_attn_ext {

@@ -17,8 +17,8 @@ __device__ __forceinline__ void draw_dropout(const Tile& where, uint64_t seed, F
   constexpr int kShared = kQueries ? 4 : 2;  // column tiles that share a call
   constexpr int kJ = kShared < Acc::kColumnTiles ? kShared : Acc::kColumnTiles;
   const Dropout& dropout = where.p.dropout;
-  const auto batch = static_cast<uint32_t>(where.item.sequence.batch);
-  const auto head = static_cast<uint32_t>(where.item.head);
+  const auto batch = static_cast<uint32_t>(where.coord.sequence.batch);
+  const auto head = static_cast<uint32_t>(where.coord.head);
   const auto quad_row = static_cast<uint32_t>(tile::lane() / 4);
   const auto quad_column = static_cast<uint32_t>(tile::lane() % 4 * 2);
   // Key tiles begin at multiples of their length.

@@ -4,20 +4,20 @@
 #include <cstdint>
 
 #include "attention/params.h"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "tile/accumulator.h"
 
 namespace flash_attn_ext {
 
 // The mask's byte for key first_key + lane: not 0 if queries may attend to it, and 0 past the end. It is returned
 // without a comparison, so that no thread waits for the load here.
-__device__ __forceinline__ int lane_key_is_unmasked(const attention::AttentionParams& p, const WorkItem& item,
+__device__ __forceinline__ int lane_key_is_unmasked(const attention::AttentionParams& p, const HeadCoord& coord,
                                                     int64_t first_key) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const int64_t key = first_key + tile::lane();
-  if (key >= item.sequence.num_keys) return 0;
+  if (key >= coord.sequence.num_keys) return 0;
   if (!mask.present()) return 1;
-  return static_cast<const uint8_t*>(mask.data)[mask.offset({item.sequence.batch, item.head, 0, key})];
+  return static_cast<const uint8_t*>(mask.data)[mask.offset({coord.sequence.batch, coord.head, 0, key})];
 }
 
 // The bits of a word of 32 keys that belong to a thread's columns of a tile of scores: bit 8 j + e stands for key 8 j +

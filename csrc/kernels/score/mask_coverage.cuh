@@ -8,16 +8,16 @@ namespace flash_attn_ext {
 enum class MaskCoverage { kNone, kMixed, kAll };
 
 // The coverage of queries x keys, positions inside the sequence.
-__device__ __forceinline__ MaskCoverage mask_coverage(const attention::AttentionParams& p, const WorkItem& item,
+__device__ __forceinline__ MaskCoverage mask_coverage(const attention::AttentionParams& p, const HeadCoord& coord,
                                                       const attention::Interval& queries,
                                                       const attention::Interval& keys) {
   using attention::MaskTiles;
   const MaskTiles& tiles = p.score_mod.mask_tiles;
   if (!p.score_mod.hides_keys()) return MaskCoverage::kAll;
   if (!tiles.present()) return MaskCoverage::kMixed;
-  const uint8_t* head = tiles.row(item.sequence.batch, item.head, 0);
-  const int64_t query_end = min(queries.end, item.sequence.num_queries);
-  const int64_t key_end = min(keys.end, item.sequence.num_keys);
+  const uint8_t* head = tiles.row(coord.sequence.batch, coord.head, 0);
+  const int64_t query_end = min(queries.end, coord.sequence.num_queries);
+  const int64_t key_end = min(keys.end, coord.sequence.num_keys);
   uint8_t flags = 0;
   for (int64_t query = queries.begin / MaskTiles::kSize; query * MaskTiles::kSize < query_end; ++query) {
     for (int64_t key = keys.begin / MaskTiles::kSize; key * MaskTiles::kSize < key_end; ++key) {

@@ -24,14 +24,15 @@ __device__ __forceinline__ QueryStatistics query_statistics(float lse, float del
 }
 
 template <bool kHasBiasOrMask>
-__device__ __forceinline__ QueryStatistics load_statistics(const attention::BackwardParams& p, const WorkItem& item,
+__device__ __forceinline__ QueryStatistics load_statistics(const attention::BackwardParams& p, const HeadCoord& coord,
                                                            int64_t query) {
-  if (query >= item.sequence.num_queries) return {.lse = INFINITY, .delta = 0.0f, .residual = 0.0f};
-  const int64_t row = item.sequence.query_begin + query;
-  const float lse = *p.lse.at<const float>(item.sequence.batch, item.head, row);
+  if (query >= coord.sequence.num_queries) return {.lse = INFINITY, .delta = 0.0f, .residual = 0.0f};
+  const int64_t row = coord.sequence.query_begin + query;
+  const float lse = *p.lse.at<const float>(coord.sequence.batch, coord.head, row);
   const float residual =
-      p.lse_residual.present() ? *p.lse_residual.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
-  return query_statistics<kHasBiasOrMask>(lse, *p.delta.at<const float>(item.sequence.batch, item.head, row), residual);
+      p.lse_residual.present() ? *p.lse_residual.at<const float>(coord.sequence.batch, coord.head, row) : 0.0f;
+  return query_statistics<kHasBiasOrMask>(lse, *p.delta.at<const float>(coord.sequence.batch, coord.head, row),
+                                          residual);
 }
 
 // What the accumulator of gradients holds at the end.

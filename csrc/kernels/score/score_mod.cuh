@@ -53,9 +53,9 @@ template <class Tile>
 __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, const Tile& where) {
   const attention::AlibiSlopes& alibi = where.p.score_mod.alibi;
   if (!alibi.present()) return;
-  const float slope = alibi.at<float>(where.item.sequence.batch, where.item.head);
+  const float slope = alibi.at<float>(where.coord.sequence.batch, where.coord.head);
   // Key minus diagonal key of the tile's first element. Differences within the tile are small numbers.
-  const int64_t diagonal = where.p.visibility.diagonal(where.item.sequence);
+  const int64_t diagonal = where.p.visibility.diagonal(where.coord.sequence);
   const auto origin = static_cast<float>(where.key(0, 0) - where.query(0, 0) - diagonal);
   for_each_element<typename Tile::Accumulator>([&](int r, int row, int j, int e, int column) {
     const int step = Tile::kRowsAreQueries ? column - row : row - column;
@@ -76,10 +76,10 @@ struct CausalAlibi {
   // Prepares the rows of a work tile.
   template <class Tile>
   __device__ __forceinline__ void start(const Tile& where) {
-    slope = where.p.score_mod.alibi.template at<float>(where.item.sequence.batch, where.item.head);
-    diagonal_key =
-        static_cast<int>(where.query(Tile::Accumulator::row(0), 0) + where.p.visibility.diagonal(where.item.sequence)) -
-        Tile::Accumulator::column(0, 0);
+    slope = where.p.score_mod.alibi.template at<float>(where.coord.sequence.batch, where.coord.head);
+    diagonal_key = static_cast<int>(where.query(Tile::Accumulator::row(0), 0) +
+                                    where.p.visibility.diagonal(where.coord.sequence)) -
+                   Tile::Accumulator::column(0, 0);
   }
 
   template <class Acc>

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "attention/params.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/work_item.h"
 #include "kernels/score/visible_columns.cuh"
 #include "ptx/pin.h"
 #include "tile/accumulator.h"
@@ -42,7 +42,7 @@ struct ScoreTile {
   static constexpr int kKeys = kRowsAreQueries ? kColumns : kRowCount;
 
   const attention::AttentionParams& p;
-  const WorkItem& item;
+  const HeadCoord& coord;
   int64_t first_row;
   int64_t first_column;
 
@@ -53,20 +53,20 @@ struct ScoreTile {
     return kRowsAreQueries ? first_column + column : first_row + row;
   }
   __device__ __forceinline__ attention::Coordinate first() const {
-    return {item.sequence.batch, item.head, query(0, 0), key(0, 0)};
+    return {coord.sequence.batch, coord.head, query(0, 0), key(0, 0)};
   }
 
   // How many queries and keys of the tile exist, so that a bias or mask may be read there.
   __device__ __forceinline__ int num_queries() const {
-    return static_cast<int>(min(item.sequence.num_queries - query(0, 0), int64_t{kQueries}));
+    return static_cast<int>(min(coord.sequence.num_queries - query(0, 0), int64_t{kQueries}));
   }
   __device__ __forceinline__ int num_keys() const {
-    return static_cast<int>(min(item.sequence.num_keys - key(0, 0), int64_t{kKeys}));
+    return static_cast<int>(min(coord.sequence.num_keys - key(0, 0), int64_t{kKeys}));
   }
 
   __device__ __forceinline__ Visible visible() const {
-    return Visible(kRowsAreQueries ? p.visibility.keys_of_rows(first_row, first_column, item.sequence)
-                                   : p.visibility.queries_of_rows(first_row, first_column, item.sequence),
+    return Visible(kRowsAreQueries ? p.visibility.keys_of_rows(first_row, first_column, coord.sequence)
+                                   : p.visibility.queries_of_rows(first_row, first_column, coord.sequence),
                    Acc::row(0), Acc::column(0, 0));
   }
 
@@ -103,7 +103,7 @@ struct ScoreTile {
   template <int kFirstTile>
   __device__ __forceinline__ void hide_absent(Acc& scores) const {
     static_assert(kRowsAreQueries);
-    const auto keys = static_cast<int>(item.sequence.num_keys - first_column);
+    const auto keys = static_cast<int>(coord.sequence.num_keys - first_column);
 #pragma unroll
     for (int j = kFirstTile; j < Acc::kColumnTiles; ++j) {
 #pragma unroll

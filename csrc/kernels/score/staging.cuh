@@ -72,14 +72,14 @@ template <class Tile>
 __device__ __forceinline__ SelectedKeysOfTile selected_keys_of(const Tile& where) {
   const attention::ScoreMod& mod = where.p.score_mod;
   const bool has_intervals = mod.intervals.present();
-  return {
-      .mod = &mod,
-      .intervals = has_intervals ? mod.intervals.row(where.item.sequence, where.item.head, where.query(0, 0)) : nullptr,
-      .queries = where.num_queries(),
-      .batch = static_cast<int>(where.item.sequence.batch),
-      .head = static_cast<int>(where.item.head),
-      .first_query = static_cast<int>(where.query(0, 0)),
-      .first_key = static_cast<int>(where.key(0, 0))};
+  return {.mod = &mod,
+          .intervals =
+              has_intervals ? mod.intervals.row(where.coord.sequence, where.coord.head, where.query(0, 0)) : nullptr,
+          .queries = where.num_queries(),
+          .batch = static_cast<int>(where.coord.sequence.batch),
+          .head = static_cast<int>(where.coord.head),
+          .first_query = static_cast<int>(where.query(0, 0)),
+          .first_key = static_cast<int>(where.key(0, 0))};
 }
 
 // Writes the tile of a mask that intervals, blocks or both stand for: 8 keys of a query at a time, which belong to one

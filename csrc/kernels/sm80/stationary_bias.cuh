@@ -27,7 +27,7 @@ __device__ __forceinline__ BatchEntries batch_entries(const attention::Attention
 }
 
 // A batch entry of a head; there are no packed batches.
-__device__ __forceinline__ WorkItem item_at(const attention::AttentionParams& p, int head, int entry) {
+__device__ __forceinline__ HeadCoord coord_at(const attention::AttentionParams& p, int head, int entry) {
   return {{entry, 0, 0, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k}, head, head / p.queries_per_key_head()};
 }
 
@@ -47,12 +47,12 @@ struct StationaryBias {
     const auto element_at = [&](int r, int column) {
       const int64_t query = where.query(Acc::row(r), column);
       const int64_t key = where.key(Acc::row(r), column);
-      const attention::Sequence& sequence = where.item.sequence;
+      const attention::Sequence& sequence = where.coord.sequence;
       const attention::Interval seen = p.visibility.keys_of(query, sequence);
       if (query >= sequence.num_queries || key < seen.begin || key >= seen.end) return -INFINITY;
       if (!bias.present()) return 0.0f;
       return static_cast<float>(
-          static_cast<const Element*>(bias.data)[bias.offset({sequence.batch, where.item.head, query, key})]);
+          static_cast<const Element*>(bias.data)[bias.offset({sequence.batch, where.coord.head, query, key})]);
     };
     const auto pair_at = [&](int r, int j) {
       return ptx::pack(element_at(r, Acc::column(j, 0)), element_at(r, Acc::column(j, 1)), Element{});
@@ -90,12 +90,12 @@ struct StagedMaskBits {
   uint4 queries[kBiasStationaryTokens];
 
   // Issues the copies; the thread commits them with its others. The plan asks for bits where there is a mask.
-  __device__ __forceinline__ void load(const attention::AttentionParams& p, const WorkItem& item) {
+  __device__ __forceinline__ void load(const attention::AttentionParams& p, const HeadCoord& coord) {
     const attention::MaskBits& bits = p.score_mod.mask_bits;
     const auto query = static_cast<int>(threadIdx.x);
-    if (!bits.present() || query >= static_cast<int>(item.sequence.num_queries)) return;
-    const uint32_t* source =
-        bits.data + item.sequence.batch * bits.batch_stride + item.head * bits.head_stride + query * bits.query_stride;
+    if (!bits.present() || query >= static_cast<int>(coord.sequence.num_queries)) return;
+    const uint32_t* source = bits.data + coord.sequence.batch * bits.batch_stride + coord.head * bits.head_stride +
+                             query * bits.query_stride;
     ptx::copy_async_16(ptx::shared_address(&queries[query]), source, 16);
   }
 

@@ -32,14 +32,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
   for_each_row(p, p.num_heads_q, p.sequences.max_seqlen_q,
                [&](const attention::Sequence& sequence, int64_t head, int64_t query) {
                  if (query < sequence.num_queries)
-                   compute_forward_row<double, Keys>(p, head_item(p, sequence, head), query, {});
+                   compute_forward_row<double, Keys>(p, head_rows(p, sequence, head), query, {});
                });
 }
 
 __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ attention::BackwardParams p) {
   for_each_row(p, p.num_heads_q, p.sequences.max_seqlen_q,
                [&](const attention::Sequence& sequence, int64_t head, int64_t query) {
-                 if (query < sequence.num_queries) compute_dq_row<double>(p, head_item(p, sequence, head), query, {});
+                 if (query < sequence.num_queries) compute_dq_row<double>(p, head_rows(p, sequence, head), query, {});
                });
 }
 
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
                  double sum = 0.0;
                  for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
                    const double dscore =
-                       gradients_of_query<double>(p, head_item(p, sequence, head), query, first).dscore;
+                       gradients_of_query<double>(p, head_rows(p, sequence, head), query, first).dscore;
                    const int64_t key = first + tile::lane();
                    sum += dscore * static_cast<double>(attention::alibi_derivative(query, key, diagonal));
                  }
@@ -115,7 +115,7 @@ struct BiasAxes {
 __device__ __forceinline__ double dscore_of_query(const attention::BackwardParams& p, const attention::Coordinate& at) {
   const attention::Sequence sequence = p.sequences.at(at.batch);
   if (at.query >= sequence.num_queries) return 0.0;
-  return gradients_of_query<double>(p, head_item(p, sequence, at.head), at.query, at.key).dscore;
+  return gradients_of_query<double>(p, head_rows(p, sequence, at.head), at.query, at.key).dscore;
 }
 
 // One CTA per owner. Its warps share the summed indices round-robin, and their sums are added in order.

@@ -42,17 +42,17 @@ __device__ __forceinline__ ColumnRange columns_of(const FlaggedRows& rows, const
   return {first, first + rows.columns};
 }
 
-// Calls function(item, query, columns), one warp at a time, for each row of flagged queries.
+// Calls function(coord, query, columns), one warp at a time, for each row of flagged queries.
 template <class Function>
 __device__ __forceinline__ void for_each_flagged_query(const attention::AttentionParams& p, const FlaggedRows& rows,
                                                        uint32_t block, Function&& function) {
   for_each_flagged(rows, block, [&](const Place& at, int row) {
     const attention::Sequence sequence = p.sequences.at(at.batch);
-    const HeadItem item = head_item(p, sequence, at.key_head * rows.schedule.group + at.head_of_group);
+    const HeadRows coord = head_rows(p, sequence, at.key_head * rows.schedule.group + at.head_of_group);
     const int64_t begin = first_query_of(rows.schedule, at, rows.warps * rows.rows_per_warp) + row;
     const int64_t end = min(begin + rows.rows_per_warp, sequence.num_queries);
     for (int64_t query = begin + tile::warp(); query < end; query += kRepairThreads / kWarpSize) {
-      function(item, query, columns_of(rows, at));
+      function(coord, query, columns_of(rows, at));
     }
   });
 }
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kRepairThreads)
     repair_forward_kernel(const __grid_constant__ attention::ForwardParams p,
                           const __grid_constant__ FlaggedRows rows) {
   ptx::wait_for_kernel_before();
-  for_each_flagged_query(p, rows, blockIdx.x, [&](const HeadItem& item, int64_t query, const ColumnRange& columns) {
-    compute_forward_row<Element>(p, item, query, columns);
+  for_each_flagged_query(p, rows, blockIdx.x, [&](const HeadRows& coord, int64_t query, const ColumnRange& columns) {
+    compute_forward_row<Element>(p, coord, query, columns);
   });
 }
 
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kRepairThreads)
   ptx::wait_for_kernel_before();
   if (blockIdx.x < num_blocks(queries)) {
     for_each_flagged_query(p, queries, blockIdx.x,
-                           [&](const HeadItem& item, int64_t query, const ColumnRange& columns) {
-                             compute_dq_row<Element>(p, item, query, columns);
+                           [&](const HeadRows& coord, int64_t query, const ColumnRange& columns) {
+                             compute_dq_row<Element>(p, coord, query, columns);
                            });
     return;
   }

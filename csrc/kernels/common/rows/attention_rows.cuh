@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_columns(const attention::MatrixView& view,
   sums.store(row + slice.begin * view.column_stride, view.column_stride, slice.count(columns));
 }
 
-__device__ __forceinline__ HeadItem head_item(const attention::AttentionParams& p, const attention::Sequence& sequence,
+__device__ __forceinline__ HeadRows head_rows(const attention::AttentionParams& p, const attention::Sequence& sequence,
                                               int64_t head) {
   return {sequence, head, head / p.queries_per_key_head()};
 }
@@ -55,7 +55,7 @@ struct ForwardRow {
   static constexpr bool kHasRowMax = std::is_base_of_v<attention::ForwardParams, Params>;
 
   const Params& p;
-  const HeadItem item;
+  const HeadRows coord;
   int64_t query;
   attention::SoftmaxState<Real> state;
   ColumnSums<Real> out;
@@ -68,7 +68,7 @@ struct ForwardRow {
     for (int pass = 0; pass < 2; ++pass) {
       state.l = Real(0);
       out.clear();
-      if (p.sink != nullptr) state.add_sink(static_cast<const Real*>(p.sink)[item.head]);
+      if (p.sink != nullptr) state.add_sink(static_cast<const Real*>(p.sink)[coord.head]);
       add_keys(slice);
       if (state.l != state.l || out.all_finite()) break;
     }
@@ -77,16 +77,16 @@ struct ForwardRow {
 
  private:
   __device__ __forceinline__ void add_keys(const ColumnSlice& slice) {
-    const attention::Sequence& sequence = item.sequence;
+    const attention::Sequence& sequence = coord.sequence;
     const auto transform = p.score_mod.template transform<Real, PreciseMath>();
     const attention::Interval seen = p.visibility.keys_of(query, sequence);
 #pragma unroll 1
     for (int64_t first = Keys::first(seen.begin); first < seen.end; first += kWarpSize) {
       if (state.l != state.l) return;  // O and the LSE are NaN whatever follows
-      const Pair<Real> pair = pair_at<Real>(p, sequence, {sequence.batch, item.head, query, first + tile::lane()});
+      const Pair<Real> pair = pair_at<Real>(p, sequence, {sequence.batch, coord.head, query, first + tile::lane()});
       const unsigned visible = __ballot_sync(kAllLanes, pair.visible);
       if (visible == 0) continue;
-      const Real product = multiply_rows(rows_from<Element>(p.q, item.query_row(query), p.head_dim_qk),
+      const Real product = multiply_rows(rows_from<Element>(p.q, coord.query_row(query), p.head_dim_qk),
                                          rows_of(p.k, first, p.head_dim_qk), visible);
       const Real score = pair.visible ? score_of(p, sequence, pair, transform.cap(product)) : minus_infinity<Real>();
       const Real maximum = maximum_over_warp(score);
@@ -102,11 +102,11 @@ struct ForwardRow {
   }
 
   __device__ __forceinline__ auto rows_of(const attention::MatrixView& view, int64_t first, int64_t columns) const {
-    return Keys::template rows<Element>(view, p, {item.sequence, item.key_head}, first, static_cast<int>(columns));
+    return Keys::template rows<Element>(view, p, {coord.sequence, coord.key_head}, first, static_cast<int>(columns));
   }
 
   __device__ __forceinline__ void finish(const ColumnSlice& slice) {
-    const RowPlace place = item.query_row(query);
+    const RowPlace place = coord.query_row(query);
     out.multiply(state.output_factor());
     store_columns<Element>(p.out, place, out, slice, p.head_dim_v);
     if (slice.begin != 0 || tile::lane() != 0) return;
@@ -125,20 +125,20 @@ struct QueryGradientRow {
   using Real = tile::Accumulate<Element>;
 
   const attention::BackwardParams& p;
-  const HeadItem item;
+  const HeadRows coord;
   int64_t query;
   ColumnSums<Real> dq;
 
   __device__ __forceinline__ void run(const ColumnSlice& slice) {
-    const attention::Interval seen = p.visibility.keys_of(query, item.sequence);
+    const attention::Interval seen = p.visibility.keys_of(query, coord.sequence);
     dq.clear();
 #pragma unroll 1
     for (int64_t first = seen.begin; first < seen.end && !dq.all_nan(slice.count(p.head_dim_qk)); first += kWarpSize) {
-      const PairGradient<Real> gradient = gradients_of_query<Element>(p, item, query, first);
-      add_rows(dq, rows_from<Element>(p.k, item.key_row(first), p.head_dim_qk).slice(slice), gradient.dproduct);
+      const PairGradient<Real> gradient = gradients_of_query<Element>(p, coord, query, first);
+      add_rows(dq, rows_from<Element>(p.k, coord.key_row(first), p.head_dim_qk).slice(slice), gradient.dproduct);
     }
     dq.multiply(static_cast<Real>(p.score_mod.scale));
-    store_columns<Element>(p.dq, item.query_row(query), dq, slice, p.head_dim_qk);
+    store_columns<Element>(p.dq, coord.query_row(query), dq, slice, p.head_dim_qk);
   }
 };
 
@@ -170,14 +170,14 @@ struct KeyGradientRow {
     const int64_t group = p.queries_per_key_head();
 #pragma unroll 1
     for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-      const HeadItem item = {sequence, head, key_head};
+      const HeadRows coord = {sequence, head, key_head};
 #pragma unroll 1
       for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
         const bool dk_done = p.dk.data == nullptr || dk.all_nan(slice.count(p.head_dim_qk));
         const bool dv_done = p.dv.data == nullptr || dv.all_nan(slice.count(p.head_dim_v));
         if (dk_done && dv_done) return;
-        const PairGradient<Real> gradient = gradients_of_key<Element>(p, item, first, key);
-        const RowPlace row = item.query_row(first);
+        const PairGradient<Real> gradient = gradients_of_key<Element>(p, coord, first, key);
+        const RowPlace row = coord.query_row(first);
         if (!dk_done) add_rows(dk, rows_from<Element>(p.q, row, p.head_dim_qk).slice(slice), gradient.dproduct);
         if (!dv_done) add_rows(dv, rows_from<Element>(p.dout, row, p.head_dim_v).slice(slice), gradient.weight);
       }
@@ -187,19 +187,19 @@ struct KeyGradientRow {
 
 // The three functions are inlined; `query` and `key` are positions inside the sequence.
 template <class Element, class Keys = OwnKeys, class Params>
-__device__ __forceinline__ void compute_forward_row(const Params& p, const HeadItem& item, int64_t query,
+__device__ __forceinline__ void compute_forward_row(const Params& p, const HeadRows& coord, int64_t query,
                                                     const ColumnRange& columns) {
   for_each_slice<tile::Accumulate<Element>>(columns, p.head_dim_v, [&](const ColumnSlice& slice) {
-    ForwardRow<Element, Keys, Params>{p, item, query}.run(slice);
+    ForwardRow<Element, Keys, Params>{p, coord, query}.run(slice);
   });
 }
 
 template <class Element>
-__device__ __forceinline__ void compute_dq_row(const attention::BackwardParams& p, const HeadItem& item, int64_t query,
+__device__ __forceinline__ void compute_dq_row(const attention::BackwardParams& p, const HeadRows& coord, int64_t query,
                                                const ColumnRange& columns) {
   if (p.dq.data == nullptr) return;
   for_each_slice<tile::Accumulate<Element>>(columns, p.head_dim_qk, [&](const ColumnSlice& slice) {
-    QueryGradientRow<Element>{p, item, query}.run(slice);
+    QueryGradientRow<Element>{p, coord, query}.run(slice);
   });
 }
 

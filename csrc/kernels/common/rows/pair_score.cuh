@@ -152,8 +152,8 @@ __device__ __forceinline__ PairGradient<tile::Accumulate<Element>> differentiate
   return gradient;
 }
 
-// The head that a warp works on.
-struct HeadItem {
+// The rows of a query head of a sequence, and of its key head, in the tensors.
+struct HeadRows {
   const attention::Sequence& sequence;
   int64_t head;
   int64_t key_head;
@@ -169,26 +169,26 @@ struct HeadItem {
 // Gradients of the pairs of one query with keys [first_key, first_key + 32); both are positions inside the sequence.
 template <class Element>
 __device__ __forceinline__ PairGradient<tile::Accumulate<Element>> gradients_of_query(
-    const attention::BackwardParams& p, const HeadItem& item, int64_t query, int64_t first_key) {
-  const attention::Coordinate at = {item.sequence.batch, item.head, query, first_key + tile::lane()};
-  return differentiate<Element>(p, item.sequence, pair_at<tile::Accumulate<Element>>(p, item.sequence, at),
-                                {rows_from<Element>(p.q, item.query_row(query), p.head_dim_qk),
-                                 rows_from<Element>(p.k, item.key_row(first_key), p.head_dim_qk),
-                                 rows_from<Element>(p.dout, item.query_row(query), p.head_dim_v),
-                                 rows_from<Element>(p.v, item.key_row(first_key), p.head_dim_v)});
+    const attention::BackwardParams& p, const HeadRows& coord, int64_t query, int64_t first_key) {
+  const attention::Coordinate at = {coord.sequence.batch, coord.head, query, first_key + tile::lane()};
+  return differentiate<Element>(p, coord.sequence, pair_at<tile::Accumulate<Element>>(p, coord.sequence, at),
+                                {rows_from<Element>(p.q, coord.query_row(query), p.head_dim_qk),
+                                 rows_from<Element>(p.k, coord.key_row(first_key), p.head_dim_qk),
+                                 rows_from<Element>(p.dout, coord.query_row(query), p.head_dim_v),
+                                 rows_from<Element>(p.v, coord.key_row(first_key), p.head_dim_v)});
 }
 
 // Gradients of the pairs of one key with queries [first_query, first_query + 32).
 template <class Element>
 __device__ __forceinline__ PairGradient<tile::Accumulate<Element>> gradients_of_key(const attention::BackwardParams& p,
-                                                                                    const HeadItem& item,
+                                                                                    const HeadRows& coord,
                                                                                     int64_t first_query, int64_t key) {
-  const attention::Coordinate at = {item.sequence.batch, item.head, first_query + tile::lane(), key};
-  return differentiate<Element>(p, item.sequence, pair_at<tile::Accumulate<Element>>(p, item.sequence, at),
-                                {rows_from<Element>(p.k, item.key_row(key), p.head_dim_qk),
-                                 rows_from<Element>(p.q, item.query_row(first_query), p.head_dim_qk),
-                                 rows_from<Element>(p.v, item.key_row(key), p.head_dim_v),
-                                 rows_from<Element>(p.dout, item.query_row(first_query), p.head_dim_v)});
+  const attention::Coordinate at = {coord.sequence.batch, coord.head, first_query + tile::lane(), key};
+  return differentiate<Element>(p, coord.sequence, pair_at<tile::Accumulate<Element>>(p, coord.sequence, at),
+                                {rows_from<Element>(p.k, coord.key_row(key), p.head_dim_qk),
+                                 rows_from<Element>(p.q, coord.query_row(first_query), p.head_dim_qk),
+                                 rows_from<Element>(p.v, coord.key_row(key), p.head_dim_v),
+                                 rows_from<Element>(p.dout, coord.query_row(first_query), p.head_dim_v)});
 }
 
 }  // namespace flash_attn_ext::common

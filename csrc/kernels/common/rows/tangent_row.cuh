@@ -20,15 +20,15 @@ struct TangentRow {
   using Real = tile::Accumulate<Element>;
 
   const attention::TangentParams& p;
-  const HeadItem item;
+  const HeadRows coord;
   int64_t query;
   Real lse;
   Real lse_tangent;
   ColumnSums<Real> out_tangent;
 
   __device__ __forceinline__ void run(const ColumnSlice& slice) {
-    const RowPlace place = item.query_row(query);
-    const attention::Interval seen = p.visibility.keys_of(query, item.sequence);
+    const RowPlace place = coord.query_row(query);
+    const attention::Interval seen = p.visibility.keys_of(query, coord.sequence);
     lse = *p.lse.at<const Real>(place.batch, place.head, place.row);
     lse_tangent = Real(0);
     out_tangent.clear();
@@ -36,7 +36,7 @@ struct TangentRow {
 #pragma unroll 1
       for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) add_keys(slice, first, seen.end);
     }
-    if (p.sink_tangent != nullptr) lse_tangent += sink_part(p, item.head, lse);
+    if (p.sink_tangent != nullptr) lse_tangent += sink_part(p, coord.head, lse);
     add_rows(out_tangent, rows_from<Element>(p.out, place, p.head_dim_v).slice(slice),
              tile::lane() == 0 ? -lse_tangent : Real(0));
     store_columns<Element>(p.out_tangent, place, out_tangent, slice, p.head_dim_v);
@@ -65,22 +65,22 @@ struct TangentRow {
   __device__ __forceinline__ Real product(const attention::MatrixView& queries, const attention::MatrixView& keys,
                                           int64_t first, unsigned chosen) const {
     if (queries.data == nullptr || keys.data == nullptr) return Real(0);
-    return multiply_rows(rows_from<Element>(queries, item.query_row(query), p.head_dim_qk),
-                         rows_from<Element>(keys, item.key_row(first), p.head_dim_qk), chosen);
+    return multiply_rows(rows_from<Element>(queries, coord.query_row(query), p.head_dim_qk),
+                         rows_from<Element>(keys, coord.key_row(first), p.head_dim_qk), chosen);
   }
 
   __device__ __forceinline__ void add(const ColumnSlice& slice, const attention::MatrixView& values, int64_t first,
                                       Real weight) {
     if (values.data == nullptr) return;
-    add_rows(out_tangent, rows_from<Element>(values, item.key_row(first), p.head_dim_v).slice(slice), weight);
+    add_rows(out_tangent, rows_from<Element>(values, coord.key_row(first), p.head_dim_v).slice(slice), weight);
   }
 };
 
 template <class Element>
-__device__ __forceinline__ void compute_tangent_row(const attention::TangentParams& p, const HeadItem& item,
+__device__ __forceinline__ void compute_tangent_row(const attention::TangentParams& p, const HeadRows& coord,
                                                     int64_t query) {
   for_each_slice<tile::Accumulate<Element>>({}, p.head_dim_v, [&](const ColumnSlice& slice) {
-    TangentRow<Element>{p, item, query}.run(slice);
+    TangentRow<Element>{p, coord, query}.run(slice);
   });
 }
 

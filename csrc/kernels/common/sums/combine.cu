@@ -79,7 +79,7 @@ __device__ __forceinline__ bool holds_nan(const attention::ForwardParams& p, con
 template <class Element>
 __device__ __noinline__ void repair_row(const CombineParams& p, uint32_t batch, const PackedRow& at,
                                         const ColumnRange& columns) {
-  compute_forward_row<Element, AnyKeys>(p, head_item(p, p.sequence_of(batch), at.head), at.query, columns);
+  compute_forward_row<Element, AnyKeys>(p, head_rows(p, p.sequence_of(batch), at.head), at.query, columns);
 }
 
 // The row that a warp or CTA combines.
@@ -106,7 +106,7 @@ __device__ __forceinline__ bool find_row(CombinedRow& combined, const CombinePar
   combined.batch = entry.batch;
   combined.first_column = static_cast<int>(work_tile.slice) * columns;
   combined.at = p.tiles.at(entry.first_row + combined.row, work_tile.head);
-  combined.place = head_item(p, sequence, combined.at.head).query_row(combined.at.query);
+  combined.place = head_rows(p, sequence, combined.at.head).query_row(combined.at.query);
   return true;
 }
 

@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   if (batch >= p.batch) return;
   const attention::Sequence sequence = p.sequences.at(batch);
   if (query >= sequence.num_queries) return;
-  const HeadItem item = head_item(p, sequence, head_index - batch * grid.heads.divisor);
-  const RowPlace place = item.query_row(query);
+  const HeadRows coord = head_rows(p, sequence, head_index - batch * grid.heads.divisor);
+  const RowPlace place = coord.query_row(query);
   const int first_column = static_cast<int>(index - row * grid.slices.divisor) * kColumns;
   const int column = first_column + 2 * tile::lane();
   const float2 sum = sum_of_partials(partials.row(0, place.batch, place.head, place.row) + column, partials);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
     target[p.dq.column_stride] = Element(sum.y * scale);
     has_nan |= sum.y != sum.y;
   }
-  if (__any_sync(kAllLanes, has_nan)) compute_dq_row<Element>(p, item, query, {first_column, first_column + kColumns});
+  if (__any_sync(kAllLanes, has_nan)) compute_dq_row<Element>(p, coord, query, {first_column, first_column + kColumns});
 }
 
 template <class Element>

@@ -44,13 +44,13 @@ __device__ __noinline__ void repair_flagged(const BackwardParams& p, const Batch
   const int first = tile::warp() * Kernel::kRowsPerWarp;
 #pragma unroll 1
   for (int entry = entries.first; entry < end_entry; entry += entries.step) {
-    const WorkItem item = item_at(p, entries.head, entry);
-    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.dq_nan_flags, p, item) == 0) continue;
-    const common::HeadItem head = common::head_item(p, item.sequence, item.head);
+    const HeadCoord coord = coord_at(p, entries.head, entry);
+    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.dq_nan_flags, p, coord) == 0) continue;
+    const common::HeadRows head = common::head_rows(p, coord.sequence, coord.head);
 #pragma unroll 1
     for (int row = first; row < first + Kernel::kRowsPerWarp; ++row) {
-      if (row < item.sequence.num_keys) common::compute_dkdv_row<Element>(p, item.sequence, item.key_head, row, {});
-      if (row < item.sequence.num_queries) common::compute_dq_row<Element>(p, head, row, {});
+      if (row < coord.sequence.num_keys) common::compute_dkdv_row<Element>(p, coord.sequence, coord.key_head, row, {});
+      if (row < coord.sequence.num_queries) common::compute_dq_row<Element>(p, head, row, {});
     }
   }
 }
@@ -139,12 +139,12 @@ struct BackwardBiasStationaryKernel {
     bool any_flagged = false;
     Statistics next;
     const auto load_to = [&](int stage, int entry) {
-      load(shared.stages[stage], item_at(p, entries.head, entry));
-      next = load_statistics(item_at(p, entries.head, entry));
+      load(shared.stages[stage], coord_at(p, entries.head, entry));
+      next = load_statistics(coord_at(p, entries.head, entry));
     };
     load_to(0, entries.first);
     const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
-    if (stays) load_bias(item_at(p, entries.head, entries.first));
+    if (stays) load_bias(coord_at(p, entries.head, entries.first));
 #pragma unroll 1
     for (int entry = entries.first;; entry += entries.step) {
       const Statistics statistics = next;
@@ -152,8 +152,8 @@ struct BackwardBiasStationaryKernel {
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage, statistics or dS any more
       const bool more = entry + entries.step < end;
       if (kTile.stages > 1 && more) load_to(1 - current, entry + entries.step);
-      if (!stays) load_bias(item_at(p, entries.head, entry));
-      any_flagged |= compute(shared.stages[current], statistics, item_at(p, entries.head, entry));
+      if (!stays) load_bias(coord_at(p, entries.head, entry));
+      any_flagged |= compute(shared.stages[current], statistics, coord_at(p, entries.head, entry));
       if (!more) break;
       if constexpr (kTile.stages > 1) {
         current = 1 - current;
@@ -165,50 +165,50 @@ struct BackwardBiasStationaryKernel {
     return any_flagged;
   }
 
-  __device__ __forceinline__ void load_bias(const WorkItem& item) {
-    shared.bias.load(ScoreTile<Rows::kKeys, Scores>{p, item, warp_row(), 0});
+  __device__ __forceinline__ void load_bias(const HeadCoord& coord) {
+    shared.bias.load(ScoreTile<Rows::kKeys, Scores>{p, coord, warp_row(), 0});
   }
 
-  __device__ __forceinline__ void copy(Tile& tile, const attention::MatrixView& view, const WorkItem& item,
+  __device__ __forceinline__ void copy(Tile& tile, const attention::MatrixView& view, const HeadCoord& coord,
                                        int64_t head_dim, int64_t rows) const {
-    const auto* first = view.row<const Element>(item.sequence.batch, item.head, 0);
+    const auto* first = view.row<const Element>(coord.sequence.batch, coord.head, 0);
     tile::copy_sequence_async<kThreads>(tile, {first, view.row_stride, static_cast<int>(head_dim)},
                                         static_cast<int>(rows));
   }
 
-  __device__ __forceinline__ void load(Stage& stage, const WorkItem& item) const {
-    copy(stage.q, p.q, item, p.head_dim_qk, item.sequence.num_queries);
-    copy(stage.k, p.k, item, p.head_dim_qk, item.sequence.num_keys);
-    copy(stage.v, p.v, item, p.head_dim_v, item.sequence.num_keys);
-    copy(stage.dout, p.dout, item, p.head_dim_v, item.sequence.num_queries);
-    if constexpr (kStagesOut) copy(stage.out, p.out, item, p.head_dim_v, item.sequence.num_queries);
-    stage.mask.load(p, item);
+  __device__ __forceinline__ void load(Stage& stage, const HeadCoord& coord) const {
+    copy(stage.q, p.q, coord, p.head_dim_qk, coord.sequence.num_queries);
+    copy(stage.k, p.k, coord, p.head_dim_qk, coord.sequence.num_keys);
+    copy(stage.v, p.v, coord, p.head_dim_v, coord.sequence.num_keys);
+    copy(stage.dout, p.dout, coord, p.head_dim_v, coord.sequence.num_queries);
+    if constexpr (kStagesOut) copy(stage.out, p.out, coord, p.head_dim_v, coord.sequence.num_queries);
+    stage.mask.load(p, coord);
     ptx::commit_copies();
   }
 
-  __device__ __forceinline__ Statistics load_statistics(const WorkItem& item) const {
+  __device__ __forceinline__ Statistics load_statistics(const HeadCoord& coord) const {
     Statistics own = {.lse = -INFINITY};
-    if (own_query() >= item.sequence.num_queries) return own;
-    own.lse = statistic(p.lse, item);
-    if (p.lse_residual.present()) own.residual = statistic(p.lse_residual, item);
-    if constexpr (!kStagesOut) read_out(own.out, item);
+    if (own_query() >= coord.sequence.num_queries) return own;
+    own.lse = statistic(p.lse, coord);
+    if (p.lse_residual.present()) own.residual = statistic(p.lse_residual, coord);
+    if constexpr (!kStagesOut) read_out(own.out, coord);
     return own;
   }
-  __device__ __forceinline__ void read_out(OutChunks& out, const WorkItem& item) const {
-    const auto* row = p.out.row<const Element>(item.sequence.batch, item.head, own_query());
+  __device__ __forceinline__ void read_out(OutChunks& out, const HeadCoord& coord) const {
+    const auto* row = p.out.row<const Element>(coord.sequence.batch, coord.head, own_query());
 #pragma unroll
     for (int i = 0; i < kOwnChunks; ++i) {
       const int column = own_column(i);
       out.chunks[i] = column < p.head_dim_v ? *reinterpret_cast<const Chunk*>(row + column) : Chunk{};
     }
   }
-  __device__ __forceinline__ static float statistic(const attention::StatisticView& view, const WorkItem& item) {
-    return *view.at<const float>(item.sequence.batch, item.head, own_query());
+  __device__ __forceinline__ static float statistic(const attention::StatisticView& view, const HeadCoord& coord) {
+    return *view.at<const float>(coord.sequence.batch, coord.head, own_query());
   }
 
   // Returns whether the warp's rows are flagged.
-  __device__ __forceinline__ bool compute(Stage& stage, const Statistics& statistics, const WorkItem& item) {
-    share_statistics(stage, statistics, item);
+  __device__ __forceinline__ bool compute(Stage& stage, const Statistics& statistics, const HeadCoord& coord) {
+    share_statistics(stage, statistics, coord);
     __syncthreads();  // the statistics are complete
     Scores scores;
     Scores gradients;
@@ -219,7 +219,7 @@ struct BackwardBiasStationaryKernel {
     differentiate(scores, gradients, stage.mask);
     dbias.add(gradients);
     store_dscores(gradients);
-    const int64_t keys = item.sequence.num_keys;
+    const int64_t keys = coord.sequence.num_keys;
     bool found_nan = false;
     const auto store = [&](OutputRows<Element> target, float scale, auto&& multiply) {
       if (target.data == nullptr) return;
@@ -235,22 +235,22 @@ struct BackwardBiasStationaryKernel {
       }
     };
     const auto scale = static_cast<float>(p.score_mod.scale);
-    store(rows_of(p.dk, item, keys, p.head_dim_qk), scale,
+    store(rows_of(p.dk, coord, keys, p.head_dim_qk), scale,
           [&](Gradients& dk, int column) { tile::multiply_registers(dk, gradients, stage.q, column); });
-    store(rows_of(p.dv, item, keys, p.head_dim_v), 1.0f,
+    store(rows_of(p.dv, coord, keys, p.head_dim_v), 1.0f,
           [&](Gradients& dv, int column) { tile::multiply_registers(dv, scores, stage.dout, column); });
     __syncthreads();  // dS is complete
-    if (p.dbias.per_batch) store_dbias_of(item);
-    store(rows_of(p.dq, item, item.sequence.num_queries, p.head_dim_qk), scale,
+    if (p.dbias.per_batch) store_dbias_of(coord);
+    store(rows_of(p.dq, coord, coord.sequence.num_queries, p.head_dim_qk), scale,
           [&](Gradients& dq, int column) { multiply_dscores(dq, stage.k, column); });
-    return flag_nan_in_order_of_heads<kTile.warps>(p.dq_nan_flags, p, item, found_nan);
+    return flag_nan_in_order_of_heads<kTile.warps>(p.dq_nan_flags, p, coord, found_nan);
   }
 
   // The warp's rows of a gradient. Without data where it is not wanted.
-  __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& view, const WorkItem& item,
+  __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& view, const HeadCoord& coord,
                                                          int64_t rows, int64_t columns) const {
     if (view.data == nullptr) return {};
-    return {.data = view.row<Element>(item.sequence.batch, item.head, warp_row()),
+    return {.data = view.row<Element>(coord.sequence.batch, coord.head, warp_row()),
             .row_stride = view.row_stride,
             .column_stride = view.column_stride,
             .rows = static_cast<int>(rows) - warp_row(),
@@ -259,7 +259,7 @@ struct BackwardBiasStationaryKernel {
 
   // Computes delta = rowsum(dO ∘ O) − dLSE, and writes it, too, for rows that are repaired and for the gradient of
   // sinks.
-  __device__ __forceinline__ void share_statistics(const Stage& stage, const Statistics& own, const WorkItem& item) {
+  __device__ __forceinline__ void share_statistics(const Stage& stage, const Statistics& own, const HeadCoord& coord) {
     float delta = 0.0f;
 #pragma unroll
     for (int i = 0; i < kOwnChunks; ++i) {
@@ -272,9 +272,9 @@ struct BackwardBiasStationaryKernel {
     }
     delta = tile::sum_over_lanes<kThreadsPerQuery>(delta);
     if (own_part() != 0) return;
-    if (own_query() < item.sequence.num_queries) {
-      if (p.dlse.present()) delta -= statistic(p.dlse, item);
-      *p.delta.at<float>(item.sequence.batch, item.head, own_query()) = delta;
+    if (own_query() < coord.sequence.num_queries) {
+      if (p.dlse.present()) delta -= statistic(p.dlse, coord);
+      *p.delta.at<float>(coord.sequence.batch, coord.head, own_query()) = delta;
     }
     shared.statistics[own_query()] = query_statistics<true>(own.lse, delta, own.residual);
   }
@@ -339,11 +339,11 @@ struct BackwardBiasStationaryKernel {
   }
 
   // dBias of a sequence that has a bias of its own: its dS. Neighbouring threads store neighbouring keys.
-  __device__ __forceinline__ void store_dbias_of(const WorkItem& item) const {
+  __device__ __forceinline__ void store_dbias_of(const HeadCoord& coord) const {
     const attention::BiasGradient& g = p.dbias;
-    const int64_t first = item.sequence.batch * g.batch_stride + item.head * g.head_stride;
-    const auto queries = static_cast<int>(item.sequence.num_queries);
-    const auto keys = static_cast<int>(item.sequence.num_keys);
+    const int64_t first = coord.sequence.batch * g.batch_stride + coord.head * g.head_stride;
+    const auto queries = static_cast<int>(coord.sequence.num_queries);
+    const auto keys = static_cast<int>(coord.sequence.num_keys);
 #pragma unroll 1
     for (int index = static_cast<int>(threadIdx.x); index < queries * kTile.keys; index += kThreads) {
       const int query = index / kTile.keys;

@@ -80,10 +80,10 @@ struct DbiasFromMaterialisedKernel {
   }
 
   // Loads a head's chunks. Those that were not materialised stay 0.
-  __device__ __forceinline__ void load(Chunks& chunks, const WorkItem& item) {
+  __device__ __forceinline__ void load(Chunks& chunks, const HeadCoord& coord) {
     const BackwardParams& p = params.p;
-    if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // otherwise all sequences are the same
-    const Element* matrix = static_cast<const Element*>(p.materialised.ds) + materialised_matrix(p, item) +
+    if (p.sequences.cu_seqlens_q != nullptr) find_written(coord.sequence);  // otherwise all sequences are the same
+    const Element* matrix = static_cast<const Element*>(p.materialised.ds) + materialised_matrix(p, coord) +
                             first_row() * p.materialised.columns + first_column() + thread_column();
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {

@@ -16,7 +16,7 @@
 #include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
@@ -67,19 +67,19 @@ struct BackwardDkdvKernel {
   const BackwardParams& p;
   const Schedule& schedule;
   Shared& shared;
-  WorkItem item;
+  HeadCoord coord;
   int first_key;
   int first_column;  // of the CTA's slice of dK and dV
   Gradient dk;       // or the launch's only gradient
   Gradient dv;
 
   __device__ __forceinline__ void run() {
-    const int num_keys = static_cast<int>(min(item.sequence.num_keys - first_key, int64_t{kTile.keys}));
-    const attention::Interval first = p.visibility.queries_of(first_key, item.sequence);
-    const attention::Interval last = p.visibility.queries_of(first_key + num_keys - 1, item.sequence);
-    const int64_t row = item.sequence.key_begin + first_key;
-    const auto* k = p.k.row<const Element>(item.sequence.batch, item.key_head, row);
-    const auto* v = p.v.row<const Element>(item.sequence.batch, item.key_head, row);
+    const int num_keys = static_cast<int>(min(coord.sequence.num_keys - first_key, int64_t{kTile.keys}));
+    const attention::Interval first = p.visibility.queries_of(first_key, coord.sequence);
+    const attention::Interval last = p.visibility.queries_of(first_key + num_keys - 1, coord.sequence);
+    const int64_t row = coord.sequence.key_begin + first_key;
+    const auto* k = p.k.row<const Element>(coord.sequence.batch, coord.key_head, row);
+    const auto* v = p.v.row<const Element>(coord.sequence.batch, coord.key_head, row);
     tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys);
     tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys);
     ptx::commit_copies();  // also waited for where no query tile is loaded
@@ -88,7 +88,7 @@ struct BackwardDkdvKernel {
     const uint32_t group = first.begin < last.end ? schedule.group : 0;
     for (uint32_t g = 0; g < group; ++g) {
       stream(first, last);
-      ++item.head;
+      ++coord.head;
     }
     ptx::wait_copies<0>();
     __syncthreads();  // the tiles of K and V are reused as staging
@@ -114,7 +114,7 @@ struct BackwardDkdvKernel {
 
     __device__ __forceinline__ explicit Queries(const BackwardDkdvKernel& kernel)
         : kernel(kernel),
-          count(static_cast<int>(kernel.item.sequence.num_queries)),
+          count(static_cast<int>(kernel.coord.sequence.num_queries)),
           q(rows_of(kernel.p.q, kernel.p.head_dim_qk), count),
           dout(rows_of(kernel.p.dout, kernel.p.head_dim_v), count),
           whole(ptx::pin(q.regular() && dout.regular() ? count / kTile.queries : 0)),
@@ -124,13 +124,13 @@ struct BackwardDkdvKernel {
 
     __device__ __forceinline__ tile::GlobalRows<Element> rows_of(const attention::MatrixView& view,
                                                                  int64_t columns) const {
-      const WorkItem& item = kernel.item;
-      return {view.row<const Element>(item.sequence.batch, item.head, item.sequence.query_begin), view.row_stride,
+      const HeadCoord& coord = kernel.coord;
+      return {view.row<const Element>(coord.sequence.batch, coord.head, coord.sequence.query_begin), view.row_stride,
               static_cast<int>(columns)};
     }
     __device__ __forceinline__ const float* statistics_of(const attention::StatisticView& view) const {
-      const WorkItem& item = kernel.item;
-      return view.at<const float>(item.sequence.batch, item.head, item.sequence.query_begin);
+      const HeadCoord& coord = kernel.coord;
+      return view.at<const float>(coord.sequence.batch, coord.head, coord.sequence.query_begin);
     }
 
     __device__ __forceinline__ void load(Stage& stage, int tile) const {
@@ -181,7 +181,7 @@ struct BackwardDkdvKernel {
   };
 
   __device__ __forceinline__ Where where_of(int tile) const {
-    return {p, item, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
+    return {p, coord, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
   }
   __device__ __forceinline__ BiasMask& own_bias_mask() const {
     return shared.bias_mask[Traits::kGeneric ? tile::warp() : 0];
@@ -204,14 +204,14 @@ struct BackwardDkdvKernel {
     const int full_end = tiles.full_end;
 
     const auto coverage = [&](int tile) {
-      return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
+      return mask_coverage(p, coord, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
                            {first_key, first_key + kTile.keys});
     };
     const bool materialises_scores = kMayMaterialiseScores && p.materialised.present();
     MainloopTile at = next_unmasked<1, Traits::kGeneric>(tiles.begin, end_tile, coverage);
     using ScoreRows = MaterialisedRows<Element, Scores>;
     const ScoreRows score_rows =
-        materialises_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
+        materialises_scores ? ScoreRows(p, coord, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
     if (Traits::kGeneric && materialises_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
     if (at.tile == end_tile) return;
     const Queries queries(*this);
@@ -299,11 +299,11 @@ struct BackwardDkdvKernel {
                                         Tile& staging) {
     const int first_row = tile::warp() * kRowsPerWarp;  // the warp's first row of the tile
     const int64_t key = first_key + first_row;
-    Element* target = view.row<Element>(item.sequence.batch, item.key_head, item.sequence.key_begin + key);
+    Element* target = view.row<Element>(coord.sequence.batch, coord.key_head, coord.sequence.key_begin + key);
     store_rows<Element>({.data = target + first_column * view.column_stride,
                          .row_stride = view.row_stride,
                          .column_stride = view.column_stride,
-                         .rows = static_cast<int>(min(item.sequence.num_keys - key, int64_t{kRowsPerWarp})),
+                         .rows = static_cast<int>(min(coord.sequence.num_keys - key, int64_t{kRowsPerWarp})),
                          .columns = static_cast<int>(head_dim) - first_column},
                         gradient, staging, first_row);
   }
@@ -315,8 +315,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const KeyBlock block = key_block<Kernel>(p, schedule);
   if (block.first_key < 0) return;
-  Kernel kernel = {p,          schedule,        *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
-                   block.item, block.first_key, block.first_column};
+  Kernel kernel = {p,           schedule,        *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   block.coord, block.first_key, block.first_column};
   kernel.run();
 }
 

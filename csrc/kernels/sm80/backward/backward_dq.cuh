@@ -16,7 +16,7 @@
 #include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
@@ -67,7 +67,7 @@ struct BackwardDqKernel {
   const BackwardParams& p;
   const Schedule& schedule;
   Shared& shared;
-  WorkItem item;
+  HeadCoord coord;
   int first_query;
   int first_column;  // of the CTA's slice of dQ
   int num_keys;
@@ -76,18 +76,18 @@ struct BackwardDqKernel {
   ScoreRows score_rows;
 
   __device__ __forceinline__ void run() {
-    const attention::Interval first = p.visibility.keys_of<int>(first_query, item.sequence);
-    const attention::Interval last = p.visibility.keys_of<int>(first_query + num_queries() - 1, item.sequence);
-    num_keys = static_cast<int>(item.sequence.num_keys);
+    const attention::Interval first = p.visibility.keys_of<int>(first_query, coord.sequence);
+    const attention::Interval last = p.visibility.keys_of<int>(first_query + num_queries() - 1, coord.sequence);
+    num_keys = static_cast<int>(coord.sequence.num_keys);
     dq.clear();
     const bool sees_keys = first.begin < last.end;
     if (sees_keys) load_queries();
     const int64_t warp_query = first_query + tile::warp() * kRowsPerWarp;
     float delta[Scores::kThreadRows];
-    if (p.delta_is_pending) compute_delta<Element, Scores>(delta, p, item, warp_query);
+    if (p.delta_is_pending) compute_delta<Element, Scores>(delta, p, coord, warp_query);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      statistics[r] = load_statistics<Traits::kHasBiasMask>(p, item, warp_query + Scores::row(r));
+      statistics[r] = load_statistics<Traits::kHasBiasMask>(p, coord, warp_query + Scores::row(r));
       if (p.delta_is_pending) statistics[r].delta = delta[r];
     }
     if (sees_keys) stream(first, last);
@@ -105,14 +105,14 @@ struct BackwardDqKernel {
   __device__ __forceinline__ bool is_partial() const { return kMaySplitKv && p.dq_partials.present(); }
 
   __device__ __forceinline__ int num_queries() const {
-    return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
+    return static_cast<int>(min(coord.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
 
   // Issues the copies of Q and dO; they are committed with those of the first key tile.
   __device__ __forceinline__ void load_queries() {
-    const int64_t row = item.sequence.query_begin + first_query;
-    const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
-    const auto* dout = p.dout.row<const Element>(item.sequence.batch, item.head, row);
+    const int64_t row = coord.sequence.query_begin + first_query;
+    const auto* q = p.q.row<const Element>(coord.sequence.batch, coord.head, row);
+    const auto* dout = p.dout.row<const Element>(coord.sequence.batch, coord.head, row);
     tile::copy_rows_async<kThreads>(shared.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, num_queries());
     tile::copy_rows_async<kThreads>(shared.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)},
                                     num_queries());
@@ -134,25 +134,25 @@ struct BackwardDqKernel {
   };
 
   __device__ __forceinline__ Where where_of(int tile) const {
-    return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
+    return {p, coord, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
   }
 
   // The mainloop over the key tiles that the CTA's queries see, or over its split of them, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     TileRange tiles = tile_range<kTile.keys, Position>(first, last);
     if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_partials.count);
-    const int64_t key_row = item.sequence.key_begin;
-    const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
+    const int64_t key_row = coord.sequence.key_begin;
+    const Keys keys = {.k = {p.k.row<const Element>(coord.sequence.batch, coord.key_head, key_row), p.k.row_stride,
                              static_cast<int>(p.head_dim_qk)},
-                       .v = {p.v.row<const Element>(item.sequence.batch, item.key_head, key_row), p.v.row_stride,
+                       .v = {p.v.row<const Element>(coord.sequence.batch, coord.key_head, key_row), p.v.row_stride,
                              static_cast<int>(p.head_dim_v)},
                        .end_tile = tiles.end};
     const auto coverage = [&](int tile) {
-      return mask_coverage(p, item, {first_query, first_query + kTile.queries},
+      return mask_coverage(p, coord, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
     MainloopTile at = next_unmasked<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
-    if (materialises_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
+    if (materialises_scores()) score_rows = ScoreRows(p, coord, first_query + tile::warp() * kRowsPerWarp);
     if (Traits::kHasBiasMask && materialises_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
     load_bias_mask(keys, at);
@@ -248,12 +248,12 @@ struct BackwardDqKernel {
     const float scale = static_cast<float>(p.score_mod.scale);
     const int first_row = tile::warp() * kRowsPerWarp;  // the warp's first row of the tile
     const int64_t query = first_query + first_row;
-    Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
+    Element* target = p.dq.row<Element>(coord.sequence.batch, coord.head, coord.sequence.query_begin + query);
     dq.scale(scale);
     store_rows<Element>({.data = target + first_column * p.dq.column_stride,
                          .row_stride = p.dq.row_stride,
                          .column_stride = p.dq.column_stride,
-                         .rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{kRowsPerWarp})),
+                         .rows = static_cast<int>(min(coord.sequence.num_queries - query, int64_t{kRowsPerWarp})),
                          .columns = static_cast<int>(p.head_dim_qk) - first_column},
                         dq, shared.q, first_row);
   }
@@ -261,8 +261,8 @@ struct BackwardDqKernel {
   __device__ __forceinline__ void store_partial() const {
     const int first = first_query + tile::warp() * kRowsPerWarp + Gradient::row(0);
     const auto columns = static_cast<int>(p.dq_partials.sums.row_stride);
-    const int rows = static_cast<int>(item.sequence.num_queries) - first;
-    float* target = p.dq_partials.row(blockIdx.y, item.sequence.batch, item.head, item.sequence.query_begin + first);
+    const int rows = static_cast<int>(coord.sequence.num_queries) - first;
+    float* target = p.dq_partials.row(blockIdx.y, coord.sequence.batch, coord.head, coord.sequence.query_begin + first);
 #pragma unroll
     for (int r = 0; r < Gradient::kThreadRows; ++r) {
       if (Gradient::row_step(r) >= rows) continue;
@@ -276,11 +276,11 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     backward_dq_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const QueryBlock block = query_block<Kernel>(p, schedule);
-  if (block.first_query >= block.item.sequence.num_queries) return;
+  if (block.first_query >= block.coord.sequence.num_queries) return;
   Kernel kernel = {p,
                    schedule,
                    *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
-                   block.item,
+                   block.coord,
                    static_cast<int>(block.first_query),
                    block.first_column};
   kernel.run();

@@ -31,24 +31,24 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The CTA's work item, with the first query head of the KV group.
-__device__ __forceinline__ WorkItem whole_head(const attention::AttentionParams& p, const Schedule& schedule) {
+// The CTA's work tile, with the first query head of the KV group.
+__device__ __forceinline__ HeadCoord whole_head(const attention::AttentionParams& p, const Schedule& schedule) {
   const Place at = schedule.place(blockIdx.x);
   return {p.sequences.at(at.batch), at.key_head * schedule.group, at.key_head};
 }
 
-// Recomputes the CTA's rows without tensor cores. It derives the work item again, so that the mainloop holds no
+// Recomputes the CTA's rows without tensor cores. It derives the work tile again, so that the mainloop holds no
 // register for it.
 template <class Kernel>
 __device__ __forceinline__ void fused_without_tensor_cores(const BackwardParams& p, const Schedule& schedule) {
   using Element = typename Kernel::Element;
-  const WorkItem item = whole_head(p, schedule);
-  const attention::Sequence& sequence = item.sequence;
+  const HeadCoord coord = whole_head(p, schedule);
+  const attention::Sequence& sequence = coord.sequence;
   for (int64_t key = tile::warp(); key < sequence.num_keys; key += Kernel::kTile.warps) {
-    common::compute_dkdv_row<Element>(p, sequence, item.key_head, key, {});
+    common::compute_dkdv_row<Element>(p, sequence, coord.key_head, key, {});
   }
   for (uint32_t g = 0; g < schedule.group; ++g) {
-    const common::HeadItem head = common::head_item(p, sequence, item.head + g);
+    const common::HeadRows head = common::head_rows(p, sequence, coord.head + g);
     for (int64_t query = tile::warp(); query < sequence.num_queries; query += Kernel::kTile.warps) {
       common::compute_dq_row<Element>(p, head, query, {});
     }
@@ -89,22 +89,22 @@ struct BackwardFusedKernel {
   const BackwardParams& p;
   const Schedule& schedule;
   Shared& shared;
-  WorkItem item;
+  HeadCoord coord;
   attention::Band band;  // the keys that the sequence's queries see
   KeyGradients dk;
   KeyGradients dv;
   bool found_nan;
 
   __device__ __forceinline__ void run() {
-    band = p.visibility.keys_of_rows(0, 0, item.sequence);
+    band = p.visibility.keys_of_rows(0, 0, coord.sequence);
     load_keys();
     dk.clear();
     dv.clear();
     found_nan = false;
-    auto head = static_cast<uint32_t>(item.head);  // fits 32 bits; 64 would take more registers
+    auto head = static_cast<uint32_t>(coord.head);  // fits 32 bits; 64 would take more registers
     const uint32_t end_head = head + schedule.group;
     do {
-      item.head = head;
+      coord.head = head;
       iterate_queries();
     } while (++head != end_head);
     dk.scale(static_cast<float>(p.score_mod.scale));
@@ -119,14 +119,14 @@ struct BackwardFusedKernel {
 
  private:
   __device__ __forceinline__ int num_keys() const { return band.length; }
-  __device__ __forceinline__ int num_queries() const { return static_cast<int>(item.sequence.num_queries); }
+  __device__ __forceinline__ int num_queries() const { return static_cast<int>(coord.sequence.num_queries); }
   __device__ __forceinline__ static int first_key() { return tile::warp() * kRowsPerWarp; }  // of the warp
 
   // Issues the copies of K and V; they are committed with those of the first query tile.
   __device__ __forceinline__ void load_keys() {
-    const int64_t row = item.sequence.key_begin;
-    const auto* k = p.k.row<const Element>(item.sequence.batch, item.key_head, row);
-    const auto* v = p.v.row<const Element>(item.sequence.batch, item.key_head, row);
+    const int64_t row = coord.sequence.key_begin;
+    const auto* k = p.k.row<const Element>(coord.sequence.batch, coord.key_head, row);
+    const auto* v = p.v.row<const Element>(coord.sequence.batch, coord.key_head, row);
     tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys());
     tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys());
   }
@@ -134,10 +134,10 @@ struct BackwardFusedKernel {
   __device__ __forceinline__ void load_queries(int tile) {
     Stage& stage = shared.stages[tile % kStages];
     const int first_query = tile * kTile.queries;
-    const int64_t row = item.sequence.query_begin + first_query;
+    const int64_t row = coord.sequence.query_begin + first_query;
     const int count = num_queries() - first_query;
-    const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
-    const auto* dout = p.dout.row<const Element>(item.sequence.batch, item.head, row);
+    const auto* q = p.q.row<const Element>(coord.sequence.batch, coord.head, row);
+    const auto* dout = p.dout.row<const Element>(coord.sequence.batch, coord.head, row);
     tile::copy_rows_async<kThreads>(stage.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, count);
     tile::copy_rows_async<kThreads>(stage.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)}, count);
   }
@@ -150,7 +150,7 @@ struct BackwardFusedKernel {
       if (tile < tiles) load_queries(tile);
     }
     ptx::commit_copies();
-    load_head_statistics<BackwardFusedKernel>(shared.statistics, p, item, tiles * kTile.queries);
+    load_head_statistics<BackwardFusedKernel>(shared.statistics, p, coord, tiles * kTile.queries);
     for (int tile = 0;; ++tile) {
       ptx::wait_copies<0>();
       __syncthreads();  // the tile has arrived, dS of the preceding one is complete, and no warp reads earlier tiles
@@ -217,7 +217,7 @@ struct BackwardFusedKernel {
     gradients.clear();
     tile::multiply_head_dims(scores, shared.k, first_key(), stage.q);
     tile::multiply_head_dims(gradients, shared.v, first_key(), stage.dout);
-    const ScoreTile<Rows::kKeys, Scores> where = {p, item, first_key(), first_query};
+    const ScoreTile<Rows::kKeys, Scores> where = {p, coord, first_key(), first_query};
     const auto statistics = [&](int, int column) -> QueryStatistics { return shared.statistics[first_query + column]; };
     const bool full = band.first_column(end_query - 1) <= first_key() &&
                       band.end_column(first_query) >= first_key() + kRowsPerWarp && end_query <= num_queries();
@@ -265,7 +265,7 @@ struct BackwardFusedKernel {
     found_nan |= dq.has_nan();
     dq.scale(static_cast<float>(p.score_mod.scale));
     const int64_t query = tile * kTile.queries + first_row;
-    Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
+    Element* target = p.dq.row<Element>(coord.sequence.batch, coord.head, coord.sequence.query_begin + query);
     store_quads<Element>({.data = target + first_column * p.dq.column_stride,
                           .row_stride = p.dq.row_stride,
                           .column_stride = p.dq.column_stride,
@@ -276,8 +276,8 @@ struct BackwardFusedKernel {
 
   __device__ __forceinline__ void store(const attention::MatrixView& view, const KeyGradients& gradients,
                                         int64_t head_dim) {
-    const int64_t row = item.sequence.key_begin + first_key();
-    store_rows<Element>({.data = view.row<Element>(item.sequence.batch, item.key_head, row),
+    const int64_t row = coord.sequence.key_begin + first_key();
+    store_rows<Element>({.data = view.row<Element>(coord.sequence.batch, coord.key_head, row),
                          .row_stride = view.row_stride,
                          .column_stride = view.column_stride,
                          .rows = num_keys() - first_key(),

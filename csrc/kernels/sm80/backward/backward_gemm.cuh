@@ -17,7 +17,7 @@
 #include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
@@ -42,7 +42,7 @@ struct BackwardGemmParams {
 
 // The work tile of a CTA.
 template <class Element>
-struct GemmItem {
+struct GemmWorkTile {
   attention::Sequence sequence;
   int64_t first_row;     // m of the CTA's first row
   int columns;           // of C, counted from the CTA's first column
@@ -73,7 +73,7 @@ struct BackwardGemmKernel {
 
   // What is loaded next.
   struct Position {
-    const Element* left;  // as in GemmItem, for the current head
+    const Element* left;  // as in GemmWorkTile, for the current head
     const Element* right;
     int heads_left;
     int tile;
@@ -82,7 +82,7 @@ struct BackwardGemmKernel {
   const BackwardParams& p;
   const GemmOperands& operands;
   Shared& shared;
-  GemmItem<Element> item;
+  GemmWorkTile<Element> work_tile;
   TileRange tiles;  // of rows n; in full tiles, all of the CTA's columns of A were written
   Result result;
 
@@ -99,21 +99,21 @@ struct BackwardGemmKernel {
   // Whether CTAs share the keys of dQ's rows (split-KV).
   __device__ __forceinline__ bool is_partial() const { return is_dq() && p.dq_partials.present(); }
   __device__ __forceinline__ int64_t num_rows() const {
-    return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
+    return is_dq() ? work_tile.sequence.num_queries : work_tile.sequence.num_keys;
   }
   __device__ __forceinline__ int64_t inner_length() const {
-    return is_dq() ? item.sequence.num_keys : item.sequence.num_queries;
+    return is_dq() ? work_tile.sequence.num_keys : work_tile.sequence.num_queries;
   }
   // The rows n that row m of C sees.
   __device__ __forceinline__ attention::Interval inner_of(int64_t m) const {
-    return is_dq() ? p.visibility.keys_of(m, item.sequence) : p.visibility.queries_of(m, item.sequence);
+    return is_dq() ? p.visibility.keys_of(m, work_tile.sequence) : p.visibility.queries_of(m, work_tile.sequence);
   }
   __device__ __forceinline__ int num_heads() const { return is_dq() ? 1 : static_cast<int>(p.queries_per_key_head()); }
 
   __device__ __forceinline__ void find_tiles() {
-    const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
-    tiles = tile_range<kTile.step>(inner_of(item.first_row), inner_of(end_row - 1));
-    if (end_row < item.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
+    const int64_t end_row = min(work_tile.first_row + kTile.rows, num_rows());
+    tiles = tile_range<kTile.step>(inner_of(work_tile.first_row), inner_of(end_row - 1));
+    if (end_row < work_tile.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
     if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_partials.count);
   }
 
@@ -148,18 +148,19 @@ struct BackwardGemmKernel {
       if (tiles.full(next.tile)) {
         copy_async<kTile.step>(stage.left, left, p.materialised.columns, everything);
       } else {
-        const WrittenColumns written(p, item.sequence, is_dq() ? Rows::kKeys : Rows::kQueries, first, item.first_row);
+        const WrittenColumns written(p, work_tile.sequence, is_dq() ? Rows::kKeys : Rows::kQueries, first,
+                                     work_tile.first_row);
         copy_async<1>(stage.left, left, p.materialised.columns,
                       [&](int row, int column) { return row < written.num_rows && written.has(column) ? 16 : 0; });
       }
       const int rows = static_cast<int>(min(inner_length() - first, int64_t{kTile.step}));
       const Element* right = next.right + first * operands.right.row_stride;
-      if (rows == kTile.step && item.columns >= kTile.columns) {
+      if (rows == kTile.step && work_tile.columns >= kTile.columns) {
         copy_async<kTile.step>(stage.right, right, operands.right.row_stride, everything);
       } else {
         copy_async<1>(stage.right, right, operands.right.row_stride, [&](int row, int column) {
           constexpr int kChunk = decltype(stage.right)::kChunk;
-          return row < rows ? min(max(item.columns - column, 0), kChunk) * static_cast<int>(sizeof(Element)) : 0;
+          return row < rows ? min(max(work_tile.columns - column, 0), kChunk) * static_cast<int>(sizeof(Element)) : 0;
         });
       }
       if (++next.tile == tiles.end) {
@@ -178,7 +179,7 @@ struct BackwardGemmKernel {
   template <Zeros kZeros>
   __device__ __forceinline__ void stream() {
     result.clear();
-    Position next = {item.left, item.right, tiles.empty() ? 0 : num_heads(), tiles.begin};
+    Position next = {work_tile.left, work_tile.right, tiles.empty() ? 0 : num_heads(), tiles.begin};
     int steps = (tiles.end - tiles.begin) * next.heads_left;
 #pragma unroll 1
     for (int s = 0; s < kTile.stages - 1; ++s) load_next(shared.stages[s], next);
@@ -206,7 +207,7 @@ struct BackwardGemmKernel {
     for (int r = 0; r < Result::Part::kThreadRows; ++r) {
       const int column_of_left = first_warp_row() + Result::Part::row(r);
       // The order of A's columns is at most a transposition, (j, t) -> (t, j), so the same function inverts it.
-      const int64_t row = item.first_row + MaterialisedScores::place<Element>(column_of_left);
+      const int64_t row = work_tile.first_row + MaterialisedScores::place<Element>(column_of_left);
       if (row >= num_rows()) continue;
       if constexpr (sizeof(Element) != sizeof(float)) {
         if (is_partial()) {
@@ -214,22 +215,22 @@ struct BackwardGemmKernel {
           continue;
         }
       }
-      Element* target = static_cast<Element*>(item.out) + row * operands.out.row_stride;
+      Element* target = static_cast<Element*>(work_tile.out) + row * operands.out.row_stride;
 #pragma unroll
       for (int group = 0; group < Result::kGroups; ++group) {
         const int column = Result::first_column(group, warp_column());
-        store_row<Element>({target + column * stride, item.columns - column, stride}, result.parts[group], r,
+        store_row<Element>({target + column * stride, work_tile.columns - column, stride}, result.parts[group], r,
                            operands.factor);
       }
     }
   }
 
   __device__ __forceinline__ void store_sums_row(int r, int64_t row) const {
-    float* target = static_cast<float*>(item.out) + row * operands.out.row_stride;
+    float* target = static_cast<float*>(work_tile.out) + row * operands.out.row_stride;
 #pragma unroll
     for (int group = 0; group < Result::kGroups; ++group) {
       const int column = Result::first_column(group, warp_column());
-      store_row<float>({target + column, item.columns - column, 1}, result.parts[group], r, 1.0f);
+      store_row<float>({target + column, work_tile.columns - column, 1}, result.parts[group], r, 1.0f);
     }
   }
 };
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
   const int64_t first_column = int64_t{at.slice} * Kernel::kTile.columns;
   const attention::MatrixView& right = params.operands.right;
   const attention::MatrixView& out = params.operands.out;
-  GemmItem<Element> item = {
+  GemmWorkTile<Element> work_tile = {
       .sequence = sequence,
       .first_row = first_row,
       .columns = static_cast<int>(params.operands.columns - first_column),
@@ -266,14 +267,14 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
       .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
              first_column * out.column_stride};
   if constexpr (sizeof(Element) == sizeof(float)) {  // operands.out has the splits already, and a branch would spill
-    item.out = static_cast<float*>(item.out) + blockIdx.y * p.dq_partials.stride;
+    work_tile.out = static_cast<float*>(work_tile.out) + blockIdx.y * p.dq_partials.stride;
   } else if (is_dq && p.dq_partials.present()) {
-    item.out = p.dq_partials.row(blockIdx.y, sequence.batch, query_head, query_row) + first_column;
+    work_tile.out = p.dq_partials.row(blockIdx.y, sequence.batch, query_head, query_row) + first_column;
   }
   Kernel kernel = {.p = p,
                    .operands = params.operands,
                    .shared = *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
-                   .item = item};
+                   .work_tile = work_tile};
   kernel.run();
 }
 

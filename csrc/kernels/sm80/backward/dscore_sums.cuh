@@ -72,7 +72,7 @@ struct DscoreTileSums {
   __device__ __forceinline__ void add(const typename Recomputed::Tile& tile) {
     const Scores dscores = recomputed.template compute</*kSubtractsDelta=*/true>(tile).dscores;
     for_each_element<Scores>([&](int r, int row, int j, int e, int) {
-      if (tile.where.first_row + row < tile.where.item.sequence.num_queries) sums.at(r, j, e) += dscores.at(r, j, e);
+      if (tile.where.first_row + row < tile.where.coord.sequence.num_queries) sums.at(r, j, e) += dscores.at(r, j, e);
     });
   }
 

@@ -47,9 +47,9 @@ struct ExactDeltaKernel {
 
   __device__ __forceinline__ void run(int64_t batch, int64_t head, int64_t tile) {
     const attention::Sequence sequence = p.sequences.at(batch);
-    const WorkItem item = {sequence, head, head / p.queries_per_key_head()};
+    const HeadCoord coord = {sequence, head, head / p.queries_per_key_head()};
     const int64_t first = tile * kQueries;
-    scores.for_each_tile(item, {first, first + kQueries}, {0, p.sequences.max_seqlen_k},
+    scores.for_each_tile(coord, {first, first + kQueries}, {0, p.sequences.max_seqlen_k},
                          [&](const Tile& at) { add(scores.template compute<false>(at), at.where); });
     if (p.dalibi_slopes != nullptr) __syncthreads();  // no warp reads operands any more
 #pragma unroll
@@ -69,7 +69,7 @@ struct ExactDeltaKernel {
     if (p.dalibi_slopes == nullptr) return;
     // Key minus diagonal key of the tile's first element. Differences within the tile are small numbers.
     const auto origin =
-        static_cast<float>(where.key(0, 0) - where.query(0, 0) - p.visibility.diagonal(where.item.sequence));
+        static_cast<float>(where.key(0, 0) - where.query(0, 0) - p.visibility.diagonal(where.coord.sequence));
     for_each_element<Accumulator>([&](int r, int row, int j, int e, int column) {
       const float derivative = attention::alibi_derivative(origin + static_cast<float>(column - row));
       sums[r].derivatives += computed.weights.at(r, j, e) * derivative;

@@ -2,23 +2,23 @@
 #pragma once
 
 #include "kernels/config/sm80_backward.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/work_item.h"
 #include "kernels/sm80/sm80_kernels.h"
 #include "ptx/pin.h"
 #include "tile/accumulator.h"
 
 namespace flash_attn_ext::sm80 {
 
-// The offset, in elements, of row 0 of the sequence's matrix of the item's query head (MaterialisedScores).
-__device__ __forceinline__ int64_t materialised_matrix(const BackwardParams& p, const WorkItem& item) {
+// The offset, in elements, of row 0 of the sequence's matrix of a query head (MaterialisedScores).
+__device__ __forceinline__ int64_t materialised_matrix(const BackwardParams& p, const HeadCoord& coord) {
   const MaterialisedScores& materialised = p.materialised;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t group = p.queries_per_key_head();
-  const int64_t matrix = packed ? item.key_head - materialised.first_key_head
-                                : item.key_head * p.batch + item.sequence.batch - p.first_pair;
-  const int64_t head = matrix * group + item.head - item.key_head * group;
-  const int64_t first_row = packed ? materialised.first_row(item.sequence) : 0;
+  const int64_t matrix = packed ? coord.key_head - materialised.first_key_head
+                                : coord.key_head * p.batch + coord.sequence.batch - p.first_pair;
+  const int64_t head = matrix * group + coord.head - coord.key_head * group;
+  const int64_t first_row = packed ? materialised.first_row(coord.sequence) : 0;
   return (head * materialised.rows + first_row) * materialised.columns;
 }
 
@@ -53,10 +53,10 @@ template <class Element, class Acc>
 class MaterialisedRows {
  public:
   MaterialisedRows() = default;  // has no rows
-  __device__ __forceinline__ MaterialisedRows(const BackwardParams& p, const WorkItem& item, int64_t first_row) {
+  __device__ __forceinline__ MaterialisedRows(const BackwardParams& p, const HeadCoord& coord, int64_t first_row) {
     const int column = sizeof(Element) == 2 ? tile::lane() % 4 * 8 : Acc::column(0, 0);
     const int64_t row = first_row + Acc::row(0);
-    own_ = ptx::pin(static_cast<int>(materialised_matrix(p, item) + row * p.materialised.columns + column));
+    own_ = ptx::pin(static_cast<int>(materialised_matrix(p, coord) + row * p.materialised.columns + column));
   }
 
   // Writes the columns from first_column on. matrices: p or ds of p.materialised. The stores are marked evict-first in

@@ -14,14 +14,14 @@ namespace flash_attn_ext::sm80 {
 // rows, for slices of dQ's columns, write the same bits, so a repair kernel can read them whichever CTA was last.
 template <class Element, class Acc>
 __device__ __forceinline__ void compute_delta(float (&delta)[Acc::kThreadRows], const BackwardParams& p,
-                                              const WorkItem& item, int64_t first_query) {
+                                              const HeadCoord& coord, int64_t first_query) {
   using Chunk = common::Chunk<Element>;
   const int64_t query = first_query + Acc::row(0);
-  const int rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{16 * Acc::kRowTiles}));
-  const int64_t row = item.sequence.query_begin + query;
+  const int rows = static_cast<int>(min(coord.sequence.num_queries - query, int64_t{16 * Acc::kRowTiles}));
+  const int64_t row = coord.sequence.query_begin + query;
   const int first_column = tile::lane() % 4 * Chunk::kCount;
-  common::PairedRows<Element> chunks = {p.out.row<const Element>(item.sequence.batch, item.head, row) + first_column,
-                                        p.dout.row<const Element>(item.sequence.batch, item.head, row) + first_column,
+  common::PairedRows<Element> chunks = {p.out.row<const Element>(coord.sequence.batch, coord.head, row) + first_column,
+                                        p.dout.row<const Element>(coord.sequence.batch, coord.head, row) + first_column,
                                         p.out.row_stride, p.dout.row_stride};
   for (float& sum : delta) sum = 0.0f;
 #pragma unroll 1
@@ -35,10 +35,10 @@ __device__ __forceinline__ void compute_delta(float (&delta)[Acc::kThreadRows], 
     delta[r] = tile::quad_sum(delta[r]);
     if (Acc::row_step(r) >= rows) continue;
     if (p.dlse.present()) {
-      delta[r] -= p.dlse.at<const float>(item.sequence.batch, item.head, row)[Acc::row_step(r)];
+      delta[r] -= p.dlse.at<const float>(coord.sequence.batch, coord.head, row)[Acc::row_step(r)];
     }
     if (tile::lane() % 4 == 0) {
-      p.delta.at<float>(item.sequence.batch, item.head, row)[Acc::row_step(r)] = delta[r];
+      p.delta.at<float>(coord.sequence.batch, coord.head, row)[Acc::row_step(r)] = delta[r];
     }
   }
 }
@@ -72,15 +72,15 @@ __device__ __forceinline__ float sum_rows(float (&values)[kRows]) {
 // one row, as in sum_rows. All loads are in flight together. Past the end the last query is read again, since a test of
 // each row would take registers that the kernel needs.
 template <class Element, int kRows, int kRowStep>
-__device__ __forceinline__ float multiply_outputs(const BackwardParams& p, const WorkItem& item, int first) {
+__device__ __forceinline__ float multiply_outputs(const BackwardParams& p, const HeadCoord& coord, int first) {
   using Chunk = common::Chunk<Element>;
-  const int last_query = static_cast<int>(item.sequence.num_queries) - 1;
+  const int last_query = static_cast<int>(coord.sequence.num_queries) - 1;
   const int column = tile::lane() % 8 * Chunk::kCount;
   const bool exists = column < static_cast<int>(p.head_dim_v);
-  const int64_t row = item.sequence.query_begin + min(first, last_query);
-  const int64_t batch = item.sequence.batch;
-  const auto* out = p.out.row<const Element>(batch, item.head, row) + (exists ? column : 0);
-  const auto* dout = p.dout.row<const Element>(batch, item.head, row) + (exists ? column : 0);
+  const int64_t row = coord.sequence.query_begin + min(first, last_query);
+  const int64_t batch = coord.sequence.batch;
+  const auto* out = p.out.row<const Element>(batch, coord.head, row) + (exists ? column : 0);
+  const auto* dout = p.dout.row<const Element>(batch, coord.head, row) + (exists ? column : 0);
   Chunk outs[kRows];
   Chunk douts[kRows];
 #pragma unroll
@@ -101,7 +101,7 @@ __device__ __forceinline__ float multiply_outputs(const BackwardParams& p, const
 // common/rows/attention_rows.cuh, too.
 template <class Kernel>
 __device__ __forceinline__ void load_head_statistics(HeadStatistics* statistics, const BackwardParams& p,
-                                                     const WorkItem& item, int num_rows) {
+                                                     const HeadCoord& coord, int num_rows) {
   using Element = typename Kernel::Element;
   constexpr int kLanes = 8;  // lanes that share a row
   static_assert(Kernel::kHeadDim * sizeof(Element) == 16 * kLanes);
@@ -111,13 +111,13 @@ __device__ __forceinline__ void load_head_statistics(HeadStatistics* statistics,
 #pragma unroll 1
   for (int first = static_cast<int>(threadIdx.x) / kLanes; first < num_rows; first += kRows * kRowStep) {
     const int query = first + tile::lane() % kRows * kRowStep;
-    const bool exists = query < item.sequence.num_queries;
-    const int64_t row = item.sequence.query_begin + query;
-    const float lse = exists ? *p.lse.at<const float>(item.sequence.batch, item.head, row) : -INFINITY;
-    float delta = exists && known.present() ? *known.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
+    const bool exists = query < coord.sequence.num_queries;
+    const int64_t row = coord.sequence.query_begin + query;
+    const float lse = exists ? *p.lse.at<const float>(coord.sequence.batch, coord.head, row) : -INFINITY;
+    float delta = exists && known.present() ? *known.at<const float>(coord.sequence.batch, coord.head, row) : 0.0f;
     if (p.delta_is_pending) {
-      delta = multiply_outputs<Element, kRows, kRowStep>(p, item, first) - delta;
-      if (exists) *p.delta.at<float>(item.sequence.batch, item.head, row) = delta;
+      delta = multiply_outputs<Element, kRows, kRowStep>(p, coord, first) - delta;
+      if (exists) *p.delta.at<float>(coord.sequence.batch, coord.head, row) = delta;
     }
     if (query < num_rows) {
       statistics[query] = {.lse = lse == -INFINITY ? INFINITY : lse * kLog2e, .delta = exists ? delta : 0.0f};

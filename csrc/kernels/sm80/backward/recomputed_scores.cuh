@@ -8,7 +8,7 @@
 #include "attention/division.h"
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
@@ -68,22 +68,22 @@ struct RecomputedScores {
   // Calls function(tile) for the tiles that have visible scores in ascending order, queries in the outer loop. Q and dO
   // are loaded once for each tile of queries, and K and V once for a head if there is one tile of keys.
   template <class Function>
-  __device__ __forceinline__ void for_each_tile(const WorkItem& item, const attention::Interval& queries,
+  __device__ __forceinline__ void for_each_tile(const HeadCoord& coord, const attention::Interval& queries,
                                                 const attention::Interval& keys, Function&& function) {
-    const int64_t query_end = min(queries.end, item.sequence.num_queries);
+    const int64_t query_end = min(queries.end, coord.sequence.num_queries);
     const bool has_one_key_tile = keys.end - keys.begin <= kTile.keys;
     bool has_keys = false;
     for (int64_t query = queries.begin; query < query_end; query += kTile.queries) {
       const attention::Interval of_tile = {query, min(query + kTile.queries, query_end)};
-      const TileRange tiles = tile_range<kTile.keys>(p.visibility.keys_of(of_tile.begin, item.sequence),
-                                                     p.visibility.keys_of(of_tile.end - 1, item.sequence));
+      const TileRange tiles = tile_range<kTile.keys>(p.visibility.keys_of(of_tile.begin, coord.sequence),
+                                                     p.visibility.keys_of(of_tile.end - 1, coord.sequence));
       const int64_t key_end = min(keys.end, int64_t{tiles.end} * kTile.keys);
       bool has_queries = false;
       for (int64_t key = max(keys.begin, int64_t{tiles.begin} * kTile.keys); key < key_end; key += kTile.keys) {
-        const attention::Interval keys_of_tile = {key, min(key + kTile.keys, item.sequence.num_keys)};
-        const MaskCoverage attended = mask_coverage(p, item, of_tile, keys_of_tile);
+        const attention::Interval keys_of_tile = {key, min(key + kTile.keys, coord.sequence.num_keys)};
+        const MaskCoverage attended = mask_coverage(p, coord, of_tile, keys_of_tile);
         if (attended == MaskCoverage::kNone) continue;
-        function(Tile{.where = {p, item, query + tile::warp() * kRowsPerWarp, key},
+        function(Tile{.where = {p, coord, query + tile::warp() * kRowsPerWarp, key},
                       .masked = attended == MaskCoverage::kMixed,
                       .full = tiles.full(static_cast<int>(key / kTile.keys)),
                       .queries = of_tile,
@@ -116,7 +116,7 @@ struct RecomputedScores {
     QueryStatistics statistics[Scores::kThreadRows];
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      statistics[r] = load_statistics<true>(p, tile.where.item, tile.where.first_row + Scores::row(r));
+      statistics[r] = load_statistics<true>(p, tile.where.coord, tile.where.first_row + Scores::row(r));
       if (!kSubtractsDelta) statistics[r].delta = 0.0f;
     }
     const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
@@ -142,19 +142,19 @@ struct RecomputedScores {
   // Issues the copies of Q and K, of dO and V, or of all.
   template <bool kQAndK, bool kDoutAndV>
   __device__ __forceinline__ void copy_operands(const Tile& tile) {
-    const WorkItem& item = tile.where.item;
-    const int64_t batch = item.sequence.batch;
-    const int64_t query = item.sequence.query_begin + tile.queries.begin;
-    const int64_t key = item.sequence.key_begin + tile.keys.begin;
+    const HeadCoord& coord = tile.where.coord;
+    const int64_t batch = coord.sequence.batch;
+    const int64_t query = coord.sequence.query_begin + tile.queries.begin;
+    const int64_t key = coord.sequence.key_begin + tile.keys.begin;
     if (kQAndK && !tile.has_queries)
-      load_rows(operands.q(), p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query), tile.queries);
+      load_rows(operands.q(), p.q, p.head_dim_qk, p.q.row<const Element>(batch, coord.head, query), tile.queries);
     if (kDoutAndV && !tile.has_queries)
-      load_rows(operands.dout(), p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query),
+      load_rows(operands.dout(), p.dout, p.head_dim_v, p.dout.row<const Element>(batch, coord.head, query),
                 tile.queries);
     if (kQAndK && !tile.has_keys)
-      load_rows(operands.k(), p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key), tile.keys);
+      load_rows(operands.k(), p.k, p.head_dim_qk, p.k.row<const Element>(batch, coord.key_head, key), tile.keys);
     if (kDoutAndV && !tile.has_keys)
-      load_rows(operands.v(), p.v, p.head_dim_v, p.v.row<const Element>(batch, item.key_head, key), tile.keys);
+      load_rows(operands.v(), p.v, p.head_dim_v, p.v.row<const Element>(batch, coord.key_head, key), tile.keys);
   }
 
   template <class Target>

@@ -46,11 +46,11 @@ struct RelativeDbiasKernel : DscoreTileSums<Element, kHeadDim> {
       for (int64_t entry = work.split; entry < entries; entry += blocks.splits) {
         const attention::Sequence sequence = p.sequences.at(entry % p.batch);
         const int64_t head = per_head ? work.head : entry / p.batch;
-        const WorkItem item = {sequence, head, head / p.queries_per_key_head()};
+        const HeadCoord coord = {sequence, head, head / p.queries_per_key_head()};
         for (int block = blocks.first_block(work.index); block < blocks.end_block(work.index); ++block) {
           const int64_t query = int64_t{block} * kBlock;
           const int64_t key = query + blocks.offset(work.index) + key_tile * kTile.keys;
-          add_block(item, query, key);
+          add_block(coord, query, key);
         }
       }
       own += sum_diagonal(key_tile);
@@ -59,15 +59,15 @@ struct RelativeDbiasKernel : DscoreTileSums<Element, kHeadDim> {
   }
 
  private:
-  __device__ __forceinline__ void add_block(const WorkItem& item, int64_t query, int64_t key) {
-    if (query >= item.sequence.num_queries || key >= item.sequence.num_keys) return;
-    const attention::Interval queries = {query, min(query + kTile.queries, item.sequence.num_queries)};
-    const attention::Interval keys = {key, min(key + kTile.keys, item.sequence.num_keys)};
-    const attention::Interval seen = p.visibility.keys_of_tile(queries, item.sequence);
+  __device__ __forceinline__ void add_block(const HeadCoord& coord, int64_t query, int64_t key) {
+    if (query >= coord.sequence.num_queries || key >= coord.sequence.num_keys) return;
+    const attention::Interval queries = {query, min(query + kTile.queries, coord.sequence.num_queries)};
+    const attention::Interval keys = {key, min(key + kTile.keys, coord.sequence.num_keys)};
+    const attention::Interval seen = p.visibility.keys_of_tile(queries, coord.sequence);
     if (seen.begin >= keys.end || seen.end <= keys.begin) return;
-    const MaskCoverage attended = mask_coverage(p, item, queries, keys);
+    const MaskCoverage attended = mask_coverage(p, coord, queries, keys);
     if (attended == MaskCoverage::kNone) return;
-    this->add({.where = {p, item, query + tile::warp() * kRowsPerWarp, key},
+    this->add({.where = {p, coord, query + tile::warp() * kRowsPerWarp, key},
                .masked = attended == MaskCoverage::kMixed,
                .full = false,
                .queries = queries,

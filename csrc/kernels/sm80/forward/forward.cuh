@@ -13,7 +13,7 @@
 #include "kernels/config/sm80_forward.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/score/dropout.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_mod.cuh"
@@ -32,9 +32,9 @@ template <class Kernel>
 __device__ __forceinline__ void forward_without_tensor_cores(const ForwardParams& p, const Schedule& schedule) {
   const QueryBlock block = query_block<Kernel>(p, schedule);
   const int64_t begin = block.first_query + tile::warp() * Kernel::kRowsPerWarp;
-  const int64_t end = min(begin + Kernel::kRowsPerWarp, block.item.sequence.num_queries);
+  const int64_t end = min(begin + Kernel::kRowsPerWarp, block.coord.sequence.num_queries);
   const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
-  const common::HeadItem head = common::head_item(p, block.item.sequence, block.item.head);
+  const common::HeadRows head = common::head_rows(p, block.coord.sequence, block.coord.head);
   for (int64_t query = begin; query < end; ++query) {
     common::compute_forward_row<typename Kernel::Element>(p, head, query, columns);
   }
@@ -73,31 +73,31 @@ struct ForwardKernel {
   const ForwardParams& p;
   const Schedule& schedule;
   Shared& shared;
-  WorkItem item;
+  HeadCoord coord;
   int64_t first_query;
   int first_column;  // of the CTA's slice of V and O
   int num_keys;
   WarpRows rows;
 
   __device__ __forceinline__ int num_queries() const {
-    return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
+    return static_cast<int>(min(coord.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
 
   // Issues the copies of Q; they are committed with those of the first key tile.
   __device__ __forceinline__ void load_queries() {
-    const int64_t row = item.sequence.query_begin + first_query;
-    const auto* rows = p.q.row<const Element>(item.sequence.batch, item.head, row);
+    const int64_t row = coord.sequence.query_begin + first_query;
+    const auto* rows = p.q.row<const Element>(coord.sequence.batch, coord.head, row);
     tile::copy_rows_async<kThreads, Index>(shared.q, {rows, p.q.row_stride, static_cast<int>(p.head_dim_qk)},
                                            num_queries());
   }
 
   __device__ __forceinline__ void run() {
-    num_keys = static_cast<int>(item.sequence.num_keys);
+    num_keys = static_cast<int>(coord.sequence.num_keys);
     attention::Interval first = {0, num_keys};
     attention::Interval last = first;
     if (!Traits::kConfig.for_few_queries || !p.visibility.unlimited()) {
-      first = p.visibility.keys_of<Length>(first_query, item.sequence);
-      last = p.visibility.keys_of<Length>(first_query + num_queries() - 1, item.sequence);
+      first = p.visibility.keys_of<Length>(first_query, coord.sequence);
+      last = p.visibility.keys_of<Length>(first_query + num_queries() - 1, coord.sequence);
     }
     rows.clear();
     if (first.begin < last.end) {
@@ -110,7 +110,7 @@ struct ForwardKernel {
         stream(tiles);
       }
     }
-    rows.finish(item, first_query, first_column, shared.q);
+    rows.finish(coord, first_query, first_column, shared.q);
     // A NaN may be a weight of 0 times a NaN or infinity of a key that the row does not attend to. Such rows are
     // recomputed without tensor cores.
     if constexpr (Traits::kConfig.repairs_in_kernel) {
@@ -125,17 +125,17 @@ struct ForwardKernel {
 
   // The rows of the head's K, and of the CTA's slice of its V.
   __device__ __forceinline__ tile::GlobalRows<Element> k_rows() const {
-    return {p.k.row<const Element>(item.sequence.batch, item.key_head, item.sequence.key_begin), p.k.row_stride,
+    return {p.k.row<const Element>(coord.sequence.batch, coord.key_head, coord.sequence.key_begin), p.k.row_stride,
             static_cast<int>(p.head_dim_qk)};
   }
   __device__ __forceinline__ tile::GlobalRows<Element> v_rows() const {
-    return {p.v.row<const Element>(item.sequence.batch, item.key_head, item.sequence.key_begin) + first_column,
+    return {p.v.row<const Element>(coord.sequence.batch, coord.key_head, coord.sequence.key_begin) + first_column,
             p.v.row_stride, static_cast<int>(p.head_dim_v) - first_column};
   }
 
   template <class Acc>
   __device__ __forceinline__ ScoreTile<Rows::kQueries, Acc> where_of(int tile) const {
-    return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
+    return {p, coord, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
   }
 
   // The mainloop in descending order of key tiles, with one stage of K and V.
@@ -153,7 +153,7 @@ struct ForwardKernel {
       ptx::commit_copies();
     };
     const auto coverage = [&](int tile) {
-      return mask_coverage(p, item, {first_query, first_query + kTile.queries},
+      return mask_coverage(p, coord, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
     BiasMask& bias_mask = shared.bias_mask[Traits::kHasBiasMask ? tile::warp() : 0];
@@ -261,11 +261,11 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     forward_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const QueryBlock block = query_block<Kernel>(p, schedule);
-  if (block.first_query >= block.item.sequence.num_queries) return;
+  if (block.first_query >= block.coord.sequence.num_queries) return;
   Kernel kernel = {p,
                    schedule,
                    *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
-                   block.item,
+                   block.coord,
                    block.first_query,
                    block.first_column,
                    0,

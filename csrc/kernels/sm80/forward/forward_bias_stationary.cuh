@@ -31,10 +31,10 @@ __device__ __noinline__ void repair_flagged(const ForwardParams& p, BatchEntries
   const int first = tile::warp() * Kernel::kRowsPerWarp;
 #pragma unroll 1
   for (int entry = entries.first; entry < end_entry; entry += entries.step) {
-    const WorkItem item = item_at(p, entries.head, entry);
-    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.nan_flags, p, item) == 0) continue;
-    const common::HeadItem head = common::head_item(p, item.sequence, item.head);
-    const int end = min(first + Kernel::kRowsPerWarp, static_cast<int>(item.sequence.num_queries));
+    const HeadCoord coord = coord_at(p, entries.head, entry);
+    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.nan_flags, p, coord) == 0) continue;
+    const common::HeadRows head = common::head_rows(p, coord.sequence, coord.head);
+    const int end = min(first + Kernel::kRowsPerWarp, static_cast<int>(coord.sequence.num_queries));
 #pragma unroll 1
     for (int query = first; query < end; ++query) {
       common::compute_forward_row<typename Kernel::Element>(p, head, query, {});
@@ -71,9 +71,9 @@ struct ForwardBiasStationaryKernel {
   __device__ __forceinline__ void run() {
     const BatchEntries entries = batch_entries(p);
     const auto end = static_cast<int>(p.batch);
-    load(shared.stages[0], item_at(p, entries.head, entries.first));
+    load(shared.stages[0], coord_at(p, entries.head, entries.first));
     const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
-    if (stays) load_bias(item_at(p, entries.head, entries.first));
+    if (stays) load_bias(coord_at(p, entries.head, entries.first));
     int current = 0;  // the stage of the sequence
     bool any_flagged = false;
 #pragma unroll 1
@@ -81,15 +81,15 @@ struct ForwardBiasStationaryKernel {
       ptx::wait_copies<0>();
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage any more
       const int next = entry + entries.step;
-      if (kTile.stages > 1 && next < end) load(shared.stages[1 - current], item_at(p, entries.head, next));
-      if (!stays) load_bias(item_at(p, entries.head, entry));
-      any_flagged |= compute(shared.stages[current], item_at(p, entries.head, entry));
+      if (kTile.stages > 1 && next < end) load(shared.stages[1 - current], coord_at(p, entries.head, next));
+      if (!stays) load_bias(coord_at(p, entries.head, entry));
+      any_flagged |= compute(shared.stages[current], coord_at(p, entries.head, entry));
       if (next >= end) break;
       if constexpr (kTile.stages > 1) {
         current = 1 - current;
       } else {
         __syncthreads();  // no warp reads the sequence any more
-        load(shared.stages[0], item_at(p, entries.head, next));
+        load(shared.stages[0], coord_at(p, entries.head, next));
       }
     }
     if (any_flagged) repair_flagged<ForwardBiasStationaryKernel>(p, entries);
@@ -98,28 +98,28 @@ struct ForwardBiasStationaryKernel {
  private:
   __device__ __forceinline__ static int warp_row() { return tile::warp() * kRowsPerWarp; }
 
-  __device__ __forceinline__ void load_bias(const WorkItem& item) {
-    shared.bias.load(ScoreTile<Rows::kQueries, Scores>{p, item, warp_row(), 0});
+  __device__ __forceinline__ void load_bias(const HeadCoord& coord) {
+    shared.bias.load(ScoreTile<Rows::kQueries, Scores>{p, coord, warp_row(), 0});
   }
 
-  __device__ __forceinline__ void load(Stage& stage, const WorkItem& item) const {
-    const int64_t batch = item.sequence.batch;
-    const auto queries = static_cast<int>(item.sequence.num_queries);
-    const auto keys = static_cast<int>(item.sequence.num_keys);
+  __device__ __forceinline__ void load(Stage& stage, const HeadCoord& coord) const {
+    const int64_t batch = coord.sequence.batch;
+    const auto queries = static_cast<int>(coord.sequence.num_queries);
+    const auto keys = static_cast<int>(coord.sequence.num_keys);
     const auto qk = static_cast<int>(p.head_dim_qk);
     const auto dv = static_cast<int>(p.head_dim_v);
-    tile::copy_sequence_async<kThreads>(stage.q, {p.q.row<const Element>(batch, item.head, 0), p.q.row_stride, qk},
+    tile::copy_sequence_async<kThreads>(stage.q, {p.q.row<const Element>(batch, coord.head, 0), p.q.row_stride, qk},
                                         queries);
-    tile::copy_sequence_async<kThreads>(stage.k, {p.k.row<const Element>(batch, item.key_head, 0), p.k.row_stride, qk},
+    tile::copy_sequence_async<kThreads>(stage.k, {p.k.row<const Element>(batch, coord.key_head, 0), p.k.row_stride, qk},
                                         keys);
-    tile::copy_sequence_async<kThreads>(stage.v, {p.v.row<const Element>(batch, item.key_head, 0), p.v.row_stride, dv},
+    tile::copy_sequence_async<kThreads>(stage.v, {p.v.row<const Element>(batch, coord.key_head, 0), p.v.row_stride, dv},
                                         keys);
-    stage.mask.load(p, item);
+    stage.mask.load(p, coord);
     ptx::commit_copies();
   }
 
   // Returns whether the warp's rows are flagged.
-  __device__ __forceinline__ bool compute(Stage& stage, const WorkItem& item) const {
+  __device__ __forceinline__ bool compute(Stage& stage, const HeadCoord& coord) const {
     Scores scores;
     scores.clear();
     tile::multiply_head_dims(scores, stage.q, warp_row(), stage.k);
@@ -129,8 +129,8 @@ struct ForwardBiasStationaryKernel {
     rows.clear();
     rows.softmax(scores);
     tile::multiply_registers(rows.out, scores, stage.v);
-    rows.finish(item, 0, 0, stage.q);  // only this warp has read its rows of Q
-    return flag_nan_in_order_of_heads<kTile.warps>(p.nan_flags, p, item, rows.out.has_nan());
+    rows.finish(coord, 0, 0, stage.q);  // only this warp has read its rows of Q
+    return flag_nan_in_order_of_heads<kTile.warps>(p.nan_flags, p, coord, rows.out.has_nan());
   }
 
   // Selects -inf instead of adding it, since a NaN in a key that is hidden must not reach the row.

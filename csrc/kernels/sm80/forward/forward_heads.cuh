@@ -54,7 +54,7 @@ struct ForwardHeadsKernel {
 
   // A work tile: queries [first_query, ...) of a head. It has 32-bit numbers, since registers hold the next one beside
   // the current one.
-  struct Item {
+  struct WorkTile {
     int batch;
     int head;
     int key_head;
@@ -67,20 +67,20 @@ struct ForwardHeadsKernel {
 
   __device__ __forceinline__ void run() {
     uint32_t index = blockIdx.x;
-    Item item = item_at(index);
-    load_q_and_k(shared.stages[0], item);
-    load_v(shared.stages[0], item);
+    WorkTile work_tile = work_tile_at(index);
+    load_q_and_k(shared.stages[0], work_tile);
+    load_v(shared.stages[0], work_tile);
     for (int current = 0;; current = 1 - current) {
       Stage& stage = shared.stages[current];
       Stage& other = shared.stages[1 - current];
       index += gridDim.x;
       const bool is_last = index >= schedule.num_blocks;
-      const Item next = is_last ? item : item_at(index);
+      const WorkTile next = is_last ? work_tile : work_tile_at(index);
       ptx::wait_copies<1>();
       __syncthreads();  // Q and K have arrived, and no warp reads the other stage any more
       Scores first;
       Scores second;
-      const HalfSoftmax before = multiply_keys(first, second, item, stage);
+      const HalfSoftmax before = multiply_keys(first, second, work_tile, stage);
       Packed first_p[kSteps];
       pack(first_p, first);
       if (is_last) {
@@ -95,11 +95,11 @@ struct ForwardHeadsKernel {
       } else {
         load_v(other, next);
       }
-      rows.finish(work_item(item), item.first_query, 0, stage.q);
+      rows.finish(coord_of(work_tile), work_tile.first_query, 0, stage.q);
       // A NaN may be a weight of 0 times a NaN or infinity in V: such rows are recomputed without tensor cores.
-      if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) without_tensor_cores(item);
+      if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) without_tensor_cores(work_tile);
       if (is_last) break;
-      item = next;
+      work_tile = next;
     }
   }
 
@@ -114,14 +114,16 @@ struct ForwardHeadsKernel {
   __device__ __forceinline__ int num_keys() const { return static_cast<int>(p.sequences.max_seqlen_k); }
   __device__ __forceinline__ float exponent_scale() const { return static_cast<float>(p.score_mod.scale) * kLog2e; }
 
-  __device__ __forceinline__ Item item_at(uint32_t index) const {
+  __device__ __forceinline__ WorkTile work_tile_at(uint32_t index) const {
     const Place at = schedule.place(index);
     return {static_cast<int>(at.batch), static_cast<int>(at.key_head * schedule.group + at.head_of_group),
             static_cast<int>(at.key_head), static_cast<int>(at.tile) * kHeadsRows};
   }
 
-  __device__ __forceinline__ WorkItem work_item(const Item& item) const {
-    return {{item.batch, 0, 0, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k}, item.head, item.key_head};
+  __device__ __forceinline__ HeadCoord coord_of(const WorkTile& work_tile) const {
+    return {{work_tile.batch, 0, 0, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k},
+            work_tile.head,
+            work_tile.key_head};
   }
 
   __device__ __forceinline__ static void copy(Tile& tile, const attention::MatrixView& view, const Element* rows,
@@ -129,19 +131,19 @@ struct ForwardHeadsKernel {
     tile::copy_full_width_async<kThreads, int>(tile, {rows, view.row_stride, kHeadDim}, num_rows);
   }
 
-  __device__ __forceinline__ void load_q_and_k(Stage& stage, const Item& item) const {
-    const int num_queries = static_cast<int>(p.sequences.max_seqlen_q) - item.first_query;
-    copy(stage.q, p.q, p.q.row<const Element>(item.batch, item.head, item.first_query), num_queries);
-    copy(stage.k, p.k, p.k.row<const Element>(item.batch, item.key_head, 0), num_keys());
+  __device__ __forceinline__ void load_q_and_k(Stage& stage, const WorkTile& work_tile) const {
+    const int num_queries = static_cast<int>(p.sequences.max_seqlen_q) - work_tile.first_query;
+    copy(stage.q, p.q, p.q.row<const Element>(work_tile.batch, work_tile.head, work_tile.first_query), num_queries);
+    copy(stage.k, p.k, p.k.row<const Element>(work_tile.batch, work_tile.key_head, 0), num_keys());
     ptx::commit_copies();
   }
-  __device__ __forceinline__ void load_v(Stage& stage, const Item& item) const {
-    copy(stage.v, p.v, p.v.row<const Element>(item.batch, item.key_head, 0), num_keys());
+  __device__ __forceinline__ void load_v(Stage& stage, const WorkTile& work_tile) const {
+    copy(stage.v, p.v, p.v.row<const Element>(work_tile.batch, work_tile.key_head, 0), num_keys());
     ptx::commit_copies();
   }
 
   // Computes P of the first half, relative to the maximum of that half, and q.k of the second half.
-  __device__ __forceinline__ HalfSoftmax multiply_keys(Scores& first, Scores& second, const Item& item,
+  __device__ __forceinline__ HalfSoftmax multiply_keys(Scores& first, Scores& second, const WorkTile& work_tile,
                                                        const Stage& stage) const {
     HalfSoftmax result;
     first.clear();
@@ -152,8 +154,8 @@ struct ForwardHeadsKernel {
     multiply_steps(second, stage.q, stage.k.template rows_from<kHalf>(kHalf),
                    [&](int r) { result.l[r] = exponentiate(first, r, result.m[r]); });
     if (num_keys() < kHeadsRows) {
-      ScoreTile<Rows::kQueries, Scores>{p, work_item(item), item.first_query + warp_row(), kHalf}.hide_invisible(
-          second);
+      ScoreTile<Rows::kQueries, Scores>{p, coord_of(work_tile), work_tile.first_query + warp_row(), kHalf}
+          .hide_invisible(second);
     }
     return result;
   }
@@ -241,10 +243,10 @@ struct ForwardHeadsKernel {
     return sums[0] + sums[1];
   }
 
-  __device__ __forceinline__ void without_tensor_cores(const Item& item) const {
-    const int64_t begin = item.first_query + warp_row();
+  __device__ __forceinline__ void without_tensor_cores(const WorkTile& work_tile) const {
+    const int64_t begin = work_tile.first_query + warp_row();
     const int64_t end = min(begin + kRowsPerWarp, p.sequences.max_seqlen_q);
-    const common::HeadItem head = common::head_item(p, work_item(item).sequence, item.head);
+    const common::HeadRows head = common::head_rows(p, coord_of(work_tile).sequence, work_tile.head);
     for (int64_t query = begin; query < end; ++query) {
       common::compute_forward_row<Element>(p, head, query, common::ColumnRange{});
     }

@@ -45,12 +45,12 @@ struct ForwardRows {
   // The epilogue: O / l and the LSE of the warp's rows. staging: a tile whose rows [first_row, ...) belong to this warp
   // only.
   template <class Tile>
-  __device__ __forceinline__ void finish(const WorkItem& item, int64_t first_query, int first_column, Tile& staging) {
+  __device__ __forceinline__ void finish(const HeadCoord& coord, int64_t first_query, int first_column, Tile& staging) {
     const float scale = folds_scale() ? static_cast<float>(p.score_mod.scale) : 1.0f;
     const int first_row = tile::warp() * kRowsPerWarp;  // the warp's first row of the tile
     const int64_t query = first_query + first_row;
-    const int rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{kRowsPerWarp}));
-    const int64_t row = item.sequence.query_begin + query;
+    const int rows = static_cast<int>(min(coord.sequence.num_queries - query, int64_t{kRowsPerWarp}));
+    const int64_t row = coord.sequence.query_begin + query;
     // Each of the four lanes that share rows writes the LSE of one of them.
     const int own = tile::lane() % 4;
     attention::SoftmaxState<float> own_state;
@@ -59,7 +59,7 @@ struct ForwardRows {
     for (int r = 0; r < Output::kThreadRows; ++r) {
       attention::SoftmaxState<float> state = running.state(r, scale);
       if (r == own) own_max = state.m;
-      float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[item.head]);
+      float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[coord.head]);
       factor *= kFillsRegisters ? state.output_factor() : state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
       if (drops()) factor *= static_cast<float>(p.dropout.rescale);
       out.scale_row(r, factor);
@@ -68,13 +68,13 @@ struct ForwardRows {
     const int own_row = 8 * own + tile::lane() / 4;
     if (own < Output::kThreadRows && own_row < rows && first_column == 0) {
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
-      *p.lse.at<float>(item.sequence.batch, item.head, row + own_row) = result.value;
+      *p.lse.at<float>(coord.sequence.batch, coord.head, row + own_row) = result.value;
       if (p.lse_residual.present()) {
-        *p.lse_residual.at<float>(item.sequence.batch, item.head, row + own_row) = result.residual;
+        *p.lse_residual.at<float>(coord.sequence.batch, coord.head, row + own_row) = result.residual;
       }
-      if (p.row_max.present()) *p.row_max.at<float>(item.sequence.batch, item.head, row + own_row) = own_max;
+      if (p.row_max.present()) *p.row_max.at<float>(coord.sequence.batch, coord.head, row + own_row) = own_max;
     }
-    Element* target = p.out.row<Element>(item.sequence.batch, item.head, row) + first_column * p.out.column_stride;
+    Element* target = p.out.row<Element>(coord.sequence.batch, coord.head, row) + first_column * p.out.column_stride;
     store_rows<Element>({.data = target,
                          .row_stride = p.out.row_stride,
                          .column_stride = p.out.column_stride,

@@ -54,7 +54,7 @@ struct ForwardShortBiasKernel {
     copy(shared.k, p.k, key_head, p.head_dim_qk, num_keys());
     copy(shared.v, p.v, key_head, p.head_dim_v, num_keys());
     ptx::commit_copies();
-    const uint32_t own = __ballot_sync(0xFFFFFFFFu, lane_key_is_unmasked(p, item(), tile::warp() * kTile.keys));
+    const uint32_t own = __ballot_sync(0xFFFFFFFFu, lane_key_is_unmasked(p, coord(), tile::warp() * kTile.keys));
     if (tile::lane() == 0) shared.unmasked[tile::warp()] = own;
     __syncthreads();
     WarpRows rows = {p};
@@ -62,9 +62,9 @@ struct ForwardShortBiasKernel {
     const uint32_t tiles =
         __ballot_sync(0xFFFFFFFFu, tile::lane() < kKeyTiles && shared.unmasked[tile::lane() % kKeyTiles] != 0);
     iterate(rows, warp_row() < num_queries() ? tiles : 0);
-    rows.finish(item(), 0, 0, shared.q);  // only this warp has read its rows of Q
-    // Its key head is there already; item() would divide again.
-    const WorkItem work = {{batch, 0, 0, num_queries(), num_keys()}, head, key_head};
+    rows.finish(coord(), 0, 0, shared.q);  // only this warp has read its rows of Q
+    // Its key head is there already; coord() would divide again.
+    const HeadCoord work = {{batch, 0, 0, num_queries(), num_keys()}, head, key_head};
     flag_nan_in_order_of_heads<kTile.warps>(p.nan_flags, p, work, rows.out.has_nan());
   }
 
@@ -72,7 +72,7 @@ struct ForwardShortBiasKernel {
   __device__ __forceinline__ int num_keys() const { return static_cast<int>(p.sequences.max_seqlen_k); }
   __device__ __forceinline__ int num_queries() const { return static_cast<int>(p.sequences.max_seqlen_q); }
   __device__ __forceinline__ static int warp_row() { return tile::warp() * kRowsPerWarp; }
-  __device__ __forceinline__ WorkItem item() const {
+  __device__ __forceinline__ HeadCoord coord() const {
     return {{batch, 0, 0, num_queries(), num_keys()}, head, head / p.queries_per_key_head()};
   }
 

@@ -18,7 +18,7 @@
 #include "kernels/config/sm80.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
@@ -57,7 +57,7 @@ struct TangentKernel {
 
   const TangentParams& p;
   Shared& shared;
-  WorkItem item;
+  HeadCoord coord;
   int first_query;
   int num_keys;
   float lse[Scores::kThreadRows];          // times log2(e); +inf for a query that sees no key
@@ -69,9 +69,9 @@ struct TangentKernel {
 
   // Returns whether the warp's rows have a NaN.
   __device__ __forceinline__ bool run() {
-    const attention::Interval first = p.visibility.keys_of<int>(first_query, item.sequence);
-    const attention::Interval last = p.visibility.keys_of<int>(first_query + num_queries() - 1, item.sequence);
-    num_keys = static_cast<int>(item.sequence.num_keys);
+    const attention::Interval first = p.visibility.keys_of<int>(first_query, coord.sequence);
+    const attention::Interval last = p.visibility.keys_of<int>(first_query + num_queries() - 1, coord.sequence);
+    num_keys = static_cast<int>(coord.sequence.num_keys);
     out_tangent.clear();
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
@@ -94,21 +94,21 @@ struct TangentKernel {
   };
 
   __device__ __forceinline__ int num_queries() const {
-    return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
+    return static_cast<int>(min(coord.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
   __device__ __forceinline__ int first_warp_query() const { return first_query + tile::warp() * kRowsPerWarp; }
   // The thread's row r: its index in the sequence, and in the tensors.
   __device__ __forceinline__ int query(int r) const { return first_warp_query() + Scores::row(r); }
-  __device__ __forceinline__ int64_t row(int r) const { return item.sequence.query_begin + query(r); }
-  __device__ __forceinline__ bool exists(int r) const { return query(r) < item.sequence.num_queries; }
+  __device__ __forceinline__ int64_t row(int r) const { return coord.sequence.query_begin + query(r); }
+  __device__ __forceinline__ bool exists(int r) const { return query(r) < coord.sequence.num_queries; }
   __device__ __forceinline__ float saved_lse(int r) const {
-    return *p.lse.at<const float>(item.sequence.batch, item.head, row(r));
+    return *p.lse.at<const float>(coord.sequence.batch, coord.head, row(r));
   }
 
   template <class Dual>
   __device__ __forceinline__ void load(Dual& target, const Source& from, int rows) {
     const auto copy = [&](auto& tile, const attention::MatrixView& view, int num_rows) {
-      const auto* data = view.row<const Element>(item.sequence.batch, from.head, from.first_row);
+      const auto* data = view.row<const Element>(coord.sequence.batch, from.head, from.first_row);
       tile::copy_rows_async<kThreads>(tile, {data, view.row_stride, static_cast<int>(from.columns)}, num_rows);
     };
     copy(target.primal, from.primal, rows);
@@ -117,19 +117,19 @@ struct TangentKernel {
   }
   __device__ __forceinline__ void load_keys(int tile) {
     const int first = tile * kTile.keys;
-    load(shared.k(), {p.k, p.k_tangent, item.key_head, item.sequence.key_begin + first, p.head_dim_qk},
+    load(shared.k(), {p.k, p.k_tangent, coord.key_head, coord.sequence.key_begin + first, p.head_dim_qk},
          num_keys - first);
     ptx::commit_copies();
   }
   __device__ __forceinline__ void load_values(int tile) {
     const int first = tile * kTile.keys;
-    load(shared.v(), {p.v, p.v_tangent, item.key_head, item.sequence.key_begin + first, p.head_dim_v},
+    load(shared.v(), {p.v, p.v_tangent, coord.key_head, coord.sequence.key_begin + first, p.head_dim_v},
          num_keys - first);
     ptx::commit_copies();
   }
 
   __device__ __forceinline__ void stream(const TileRange& tiles) {
-    load(shared.q, {p.q, p.q_tangent, item.head, item.sequence.query_begin + first_query, p.head_dim_qk},
+    load(shared.q, {p.q, p.q_tangent, coord.head, coord.sequence.query_begin + first_query, p.head_dim_qk},
          num_queries());
     load_keys(tiles.begin);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
@@ -159,7 +159,7 @@ struct TangentKernel {
       __syncthreads();  // no warp reads K any more
       load_values(tile);
     }
-    weigh<kPartial>(scores, tangents, {p, item, first_warp_query(), int64_t{tile} * kTile.keys});
+    weigh<kPartial>(scores, tangents, {p, coord, first_warp_query(), int64_t{tile} * kTile.keys});
     ptx::wait_copies<0>();
     __syncthreads();  // V has arrived, and no warp reads K any more
     if (!kOneStage && next >= 0) load_keys(next);
@@ -244,23 +244,23 @@ struct TangentKernel {
       rounded_sum[r] = tile::quad_sum(rounded_sum[r]);
       if (!exists(r)) continue;
       if (p.sink_tangent != nullptr) {
-        const float part = common::sink_part(p, item.head, saved_lse(r));
+        const float part = common::sink_part(p, coord.head, saved_lse(r));
         lse_tangent[r] += part;
         rounded_sum[r] += kFitsRange ? part * power_of_two(scale_log2) : part;
       }
       subtract_output(r);
       if (tile::lane() % 4 == 0) {
-        *p.lse_tangent.at<float>(item.sequence.batch, item.head, row(r)) = lse_tangent[r];
+        *p.lse_tangent.at<float>(coord.sequence.batch, coord.head, row(r)) = lse_tangent[r];
       }
     }
     if constexpr (kFitsRange) out_tangent.scale(power_of_two(-scale_log2));
     const int first_row = tile::warp() * kRowsPerWarp;
     const int64_t first = first_warp_query();
     store_rows<Element>(
-        {.data = p.out_tangent.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + first),
+        {.data = p.out_tangent.row<Element>(coord.sequence.batch, coord.head, coord.sequence.query_begin + first),
          .row_stride = p.out_tangent.row_stride,
          .column_stride = p.out_tangent.column_stride,
-         .rows = static_cast<int>(min(item.sequence.num_queries - first, int64_t{kRowsPerWarp})),
+         .rows = static_cast<int>(min(coord.sequence.num_queries - first, int64_t{kRowsPerWarp})),
          .columns = static_cast<int>(p.head_dim_v)},
         out_tangent, shared.q.primal, first_row);
     return __any_sync(0xFFFFFFFFu, out_tangent.has_nan());
@@ -269,7 +269,7 @@ struct TangentKernel {
   // Subtracts LSE' * O from a row of O', with LSE' as the sum of the rounded P S'. Then rounding a P S' by x changes O'
   // by x (V - O) of its key, and a row that sees one key is exact.
   __device__ __forceinline__ void subtract_output(int r) {
-    const auto* out = p.out.row<const Element>(item.sequence.batch, item.head, row(r));
+    const auto* out = p.out.row<const Element>(coord.sequence.batch, coord.head, row(r));
 #pragma unroll
     for (int j = 0; j < Output::kColumnTiles; ++j) {
 #pragma unroll
@@ -288,8 +288,8 @@ template <class Kernel>
 __device__ __forceinline__ void tangents_without_tensor_cores(const TangentParams& p, const Schedule& schedule) {
   const QueryBlock block = query_block<Kernel>(p, schedule);
   const int64_t begin = block.first_query + tile::warp() * Kernel::kRowsPerWarp;
-  const int64_t end = min(begin + Kernel::kRowsPerWarp, block.item.sequence.num_queries);
-  const common::HeadItem head = common::head_item(p, block.item.sequence, block.item.head);
+  const int64_t end = min(begin + Kernel::kRowsPerWarp, block.coord.sequence.num_queries);
+  const common::HeadRows head = common::head_rows(p, block.coord.sequence, block.coord.head);
 #pragma unroll 1
   for (int64_t query = begin; query < end; ++query) {
     common::compute_tangent_row<typename Kernel::Element>(p, head, query);
@@ -301,8 +301,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     tangent_kernel(const __grid_constant__ TangentParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const QueryBlock block = query_block<Kernel>(p, schedule);
-  if (block.first_query >= block.item.sequence.num_queries) return;
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.item,
+  if (block.first_query >= block.coord.sequence.num_queries) return;
+  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.coord,
                    static_cast<int>(block.first_query)};
   if (kernel.run()) tangents_without_tensor_cores<Kernel>(p, schedule);
 }

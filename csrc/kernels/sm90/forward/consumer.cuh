@@ -84,7 +84,7 @@ struct TmaBiasMask {
     bits[0] = bits[1] = ~0u;
     if (mod.intervals.present()) compute_bits(mod.intervals, first_key);
     if (mod.blocks.present()) {  // the warpgroup's 64 queries belong to one block
-      const uint8_t* const row = mod.blocks.row(where.item.sequence.batch, where.item.head, where.query(0, 0));
+      const uint8_t* const row = mod.blocks.row(where.coord.sequence.batch, where.coord.head, where.query(0, 0));
       const uint32_t of_blocks = mod.blocks.quad_word(row, first_key, kKeys);
       bits[0] &= of_blocks;
       bits[1] &= of_blocks;
@@ -108,19 +108,19 @@ struct TmaBiasMask {
   __device__ __forceinline__ void find_words(const Where& where) {
     const attention::RowIntervals& intervals = where.p.score_mod.intervals;
     if (intervals.present()) {
-      const attention::Sequence& sequence = where.item.sequence;
+      const attention::Sequence& sequence = where.coord.sequence;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int64_t query = min(where.query(Traits::Scores::row(r), 0), sequence.num_queries - 1);
-        const int32_t* const row = intervals.row(sequence, where.item.head, query);
+        const int32_t* const row = intervals.row(sequence, where.coord.head, query);
         words[r] = reinterpret_cast<const uint32_t*>(row);
         first[r] = {row[0], row[1]};
       }
       return;
     }
     const attention::MaskBits& mask = where.p.score_mod.mask_bits;  // absent with blocks, and then not read
-    const uint32_t* const first = mask.data + where.item.sequence.batch * mask.batch_stride +
-                                  where.item.head * mask.head_stride + tile::lane() % 4;
+    const uint32_t* const first = mask.data + where.coord.sequence.batch * mask.batch_stride +
+                                  where.coord.head * mask.head_stride + tile::lane() % 4;
     const int64_t last = where.p.sequences.max_seqlen_q - 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -349,7 +349,7 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ Where where_of(const Work& work, int n) const {
-    return {args.params, work.item, int64_t{work.first_query} + first_row() + warp_row(), int64_t{n} * kKeys};
+    return {args.params, work.coord, int64_t{work.first_query} + first_row() + warp_row(), int64_t{n} * kKeys};
   }
 
   // Turns q.k into scores, and releases the stage of K.

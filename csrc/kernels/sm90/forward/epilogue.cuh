@@ -55,7 +55,7 @@ __device__ __forceinline__ void repair_flagged(const typename Traits::Arguments&
     }
     const Place at = args.schedule.place(static_cast<uint32_t>(tile));
     const attention::Sequence sequence = p.sequences.at(at.batch);
-    const common::HeadItem head = common::head_item(p, sequence, at.key_head * args.schedule.group + at.head_of_group);
+    const common::HeadRows head = common::head_rows(p, sequence, at.key_head * args.schedule.group + at.head_of_group);
     const int first_column = static_cast<int>(at.slice) * kColumns;
     const int64_t query = first_query_of(args.schedule, at, Traits::kQueries) + first_row + row++;
     if (query >= sequence.num_queries) continue;
@@ -86,14 +86,14 @@ struct ForwardEpilogue {
 
   __device__ __forceinline__ int64_t query() const { return int64_t{work.first_query} + first_row; }
   __device__ __forceinline__ int num_rows() const {
-    return static_cast<int>(min(work.item.sequence.num_queries - query(), int64_t{16}));
+    return static_cast<int>(min(work.coord.sequence.num_queries - query(), int64_t{16}));
   }
 
   // Writes the LSE and row_max, where stores are enabled.
   template <Rescale kRescale>
   __device__ __forceinline__ RowEnds end_rows(const typename Traits::Softmax& softmax, bool store_enabled) const {
     const attention::BasicForwardParams& p = args.params;
-    const attention::Sequence& sequence = work.item.sequence;
+    const attention::Sequence& sequence = work.coord.sequence;
     const int rows = num_rows();
     const bool folded = !kMayModify || p.score_mod.only_scales();
     const float scale = folded ? static_cast<float>(p.score_mod.scale) : 1.0f;
@@ -113,7 +113,7 @@ struct ForwardEpilogue {
         ends.needs_recompute |= exists(r, rows) && !(l == 0.0f && sees_nothing(query() + Output::row(r)));
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
-      ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
+      ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.coord.head]);
       ends.total[r] = state.l;
       if (r == own) own_state = state;
     }
@@ -126,13 +126,13 @@ struct ForwardEpilogue {
     if (store_enabled && own < 2 && own_row < rows && work.first_column == 0) {
       const int64_t row = sequence.query_begin + query() + own_row;
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
-      *p.lse.at<float>(sequence.batch, work.item.head, row) = result.value;
+      *p.lse.at<float>(sequence.batch, work.coord.head, row) = result.value;
       if (kMayModify && p.lse_residual.present()) {
-        *p.lse_residual.at<float>(sequence.batch, work.item.head, row) = result.residual;
+        *p.lse_residual.at<float>(sequence.batch, work.coord.head, row) = result.residual;
       }
       if constexpr (Traits::kConfig.row_max) {
         const attention::StatisticView& row_max = args.params.row_max;
-        if (row_max.present()) *row_max.at<float>(sequence.batch, work.item.head, row) = own_row_max;
+        if (row_max.present()) *row_max.at<float>(sequence.batch, work.coord.head, row) = own_row_max;
       }
     }
     return ends;
@@ -144,7 +144,7 @@ struct ForwardEpilogue {
   __device__ __forceinline__ bool store(Output& out, const RowEnds& ends, const typename Traits::RowSums& sums,
                                         typename Traits::QTile* staging) const {
     const attention::BasicForwardParams& p = args.params;
-    const attention::Sequence& sequence = work.item.sequence;
+    const attention::Sequence& sequence = work.coord.sequence;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float factor = ends.factor[r];
@@ -165,7 +165,7 @@ struct ForwardEpilogue {
     }
     const int64_t row = sequence.query_begin + query();
     const OutputRows<Element> target = {
-        .data = p.out.row<Element>(sequence.batch, work.item.head, row) + work.first_column * p.out.column_stride,
+        .data = p.out.row<Element>(sequence.batch, work.coord.head, row) + work.first_column * p.out.column_stride,
         .row_stride = p.out.row_stride,
         .column_stride = p.out.column_stride,
         .rows = num_rows(),
@@ -178,7 +178,7 @@ struct ForwardEpilogue {
     } else {
       const ptx::TmaCoordinate at = {.column = work.first_column,
                                      .row = static_cast<int>(row),
-                                     .head = static_cast<int>(work.item.head),
+                                     .head = static_cast<int>(work.coord.head),
                                      .batch = static_cast<int>(sequence.batch)};
       needs_recompute |= tma_store_rows(target, args.out, at, out, *staging, first_row % tile::kWarpgroupRows);
     }
@@ -192,9 +192,9 @@ struct ForwardEpilogue {
                                                 const typename Traits::RowSums& sums) const {
     const KvSplits& splits = args.kv_splits;
     const int rows = num_rows();
-    const int64_t tile = work.item.sequence.batch * splits.tiles + work.first_query / Traits::kQueries;
+    const int64_t tile = work.coord.sequence.batch * splits.tiles + work.first_query / Traits::kQueries;
     const int64_t work_tile =
-        (tile * args.params.num_heads_q + work.item.head) * splits.column_slices + work.first_column / kColumns;
+        (tile * args.params.num_heads_q + work.coord.head) * splits.column_slices + work.first_column / kColumns;
     const auto slot = static_cast<int>(work_tile * splits.count + work.split);
     bool needs_recompute = false;
 #pragma unroll
@@ -230,7 +230,7 @@ struct ForwardEpilogue {
   __device__ __forceinline__ static bool exists(int r, int rows) { return Output::row(r) < rows; }
 
   __device__ __forceinline__ bool sees_nothing(int64_t query) const {
-    return args.params.visibility.template keys_of<int>(query, work.item.sequence).empty();
+    return args.params.visibility.template keys_of<int>(query, work.coord.sequence).empty();
   }
 };
 

@@ -102,9 +102,9 @@ struct ForwardProducer {
   __device__ __forceinline__ static ptx::TmaCoordinate key_origin(const Work& work, const TmaDescriptor& operand, int n,
                                                                   int column) {
     return {.column = column,
-            .row = static_cast<int>(work.item.sequence.key_begin) + n * Traits::kConfig.block_n,
-            .head = static_cast<int>(work.item.key_head) * operand.head_step,
-            .batch = static_cast<int>(work.item.sequence.batch) * operand.batch_step};
+            .row = static_cast<int>(work.coord.sequence.key_begin) + n * Traits::kConfig.block_n,
+            .head = static_cast<int>(work.coord.key_head) * operand.head_step,
+            .batch = static_cast<int>(work.coord.sequence.batch) * operand.batch_step};
   }
   // The TMA coordinate of a tile of queries.
   template <class Descriptor>
@@ -112,8 +112,8 @@ struct ForwardProducer {
                                                                     int row, int column) {
     return {.column = column,
             .row = row,
-            .head = static_cast<int>(work.item.head) * operand.head_step,
-            .batch = static_cast<int>(work.item.sequence.batch) * operand.batch_step};
+            .head = static_cast<int>(work.coord.head) * operand.head_step,
+            .batch = static_cast<int>(work.coord.sequence.batch) * operand.batch_step};
   }
 
   __device__ __forceinline__ void load_k(const Work& work, int n) {
@@ -156,7 +156,7 @@ struct ForwardProducer {
     ptx::arrive_expecting(full, sizeof(shared.q[0]));
     copy_for_warpgroups(
         shared.q[q_state.stage], args.q, full,
-        query_origin(work, args.q, static_cast<int>(work.item.sequence.query_begin) + work.first_query, 0));
+        query_origin(work, args.q, static_cast<int>(work.coord.sequence.query_begin) + work.first_query, 0));
     q_state.advance();
   }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/work_item.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/tile_scheduler.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ ScannedTile scan_of(const attention::AttentionParams&
   static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kConfig.has_bias_or_mask()));
   constexpr int kColumns = (kKeys + kSize - 1) / kSize;  // also where tiles of keys are not aligned to the mask's
   if (!p.score_mod.mask_tiles.present()) return {MaskCoverage::kAll, -1};
-  const attention::Sequence& sequence = work.item.sequence;
+  const attention::Sequence& sequence = work.coord.sequence;
   const int last_row = (static_cast<int>(sequence.num_queries) - 1) / kSize;
   const int last_column = (min((tile + 1) * kKeys, static_cast<int>(sequence.num_keys)) - 1) / kSize;
   uint32_t found = 0;
@@ -34,7 +34,7 @@ __device__ __forceinline__ ScannedTile scan_of(const attention::AttentionParams&
 #pragma unroll
   for (int w = 0; w < Traits::kConfig.warpgroups; ++w) {
     const auto row = MaskTileRow::of(p.score_mod.mask_tiles, static_cast<int>(sequence.batch),
-                                     static_cast<int>(work.item.head), min(work.first_query / kSize + w, last_row));
+                                     static_cast<int>(work.coord.head), min(work.first_query / kSize + w, last_row));
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const uint32_t flags = __ldg(row.data + min(tile * kKeys / kSize + j, last_column) * row.key_stride);
@@ -147,8 +147,9 @@ struct ForwardScheduler {
   __device__ __forceinline__ bool publish(WorkKind kind, int tile) {
     Work& work = next_work();
     locate(work, tile);
-    if (work.first_query >= work.item.sequence.num_queries) return false;
-    if (!args.intervals.narrow(work.item.sequence, work.first_query, !Traits::kConfig.has_bias_or_mask())) return false;
+    if (work.first_query >= work.coord.sequence.num_queries) return false;
+    if (!args.intervals.narrow(work.coord.sequence, work.first_query, !Traits::kConfig.has_bias_or_mask()))
+      return false;
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kConfig.has_bias_or_mask())
@@ -158,7 +159,7 @@ struct ForwardScheduler {
   }
 
   __device__ __forceinline__ void find_ranges(Work& work) const {
-    const attention::Sequence& sequence = work.item.sequence;
+    const attention::Sequence& sequence = work.coord.sequence;
     const attention::Visibility& visibility = args.params.visibility;
     const auto num_queries = static_cast<int>(sequence.num_queries);
     int begin = INT32_MAX;
@@ -209,7 +210,8 @@ struct ForwardScheduler {
     }
     work.first_column = slice * kColumns;
     work.first_query = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
-    work.item = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group, at.key_head};
+    work.coord = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group,
+                  at.key_head};
     __threadfence_block();
   }
 };

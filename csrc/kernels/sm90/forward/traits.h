@@ -9,9 +9,9 @@
 #include "attention/params.h"
 #include "kernels/common/rows/merged_row.cuh"
 #include "kernels/config/sm90_forward.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/key_intervals.cuh"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/work_item.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
@@ -127,7 +127,7 @@ struct Work {
   int first_column;  // of V and O
   int first_query;
   int split;  // the split of its keys
-  WorkItem item;
+  HeadCoord coord;
   int begin;  // tiles of keys [begin, end), in descending order; the last one is not wholly masked
   int end;
   // The tiles that each warpgroup's queries see; a range past all of them where that is nothing.

@@ -14,11 +14,11 @@
 #include "kernels/common/repair/repair.h"
 #include "kernels/config/key_stationary.h"
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/key_tile_parts.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
 #include "kernels/schedule/query_chunks.h"
-#include "kernels/schedule/work_item.h"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/augmented_columns.h"
 

@@ -244,9 +244,9 @@ struct KeyWarpgroup {
 
   // Scores that are masked by position, and those of keys that the sequence does not have, become -inf.
   __device__ __forceinline__ void hide(const KeyTileWork& work, int query_tile) {
-    const WorkItem item = {work.sequence(), 0, work.key_head};
+    const HeadCoord coord = {work.sequence(), 0, work.key_head};
     const int first_key = work.contributor.tile * Traits::kKeys + warp_row();
-    const Where where = {args.params, item, first_key, query_tile * Traits::kQueries};
+    const Where where = {args.params, coord, first_key, query_tile * Traits::kQueries};
     where.hide_invisible(scores);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {

@@ -68,24 +68,24 @@ struct DbiasFromTilesKernel {
   // The 16-byte chunks of a tile that was not stored stay zeros, and so do those of queries that the sequence does not
   // have. Past its last query, a row of a packed sequence's tile belongs to another sequence, and may see keys that no
   // query attends.
-  __device__ __forceinline__ void load(Chunks& chunks16, const WorkItem& item) const {
+  __device__ __forceinline__ void load(Chunks& chunks16, const HeadCoord& coord) const {
     const attention::BackwardParams& p = args.params;
-    const TileRange keys = SeenTiles::of(p.visibility, item.sequence, args.tiles).keys_of(query_tile);
+    const TileRange keys = SeenTiles::of(p.visibility, coord.sequence, args.tiles).keys_of(query_tile);
     if (key_tile < keys.begin || key_tile >= keys.end) return;
-    const auto batch = static_cast<int>(item.sequence.batch);
-    const auto head = static_cast<int>(item.head);
+    const auto batch = static_cast<int>(coord.sequence.batch);
+    const auto head = static_cast<int>(coord.head);
     const auto mask = MaskTileRow::of(p.score_mod.mask_tiles, batch, head, query_tile);
     if ((mask.flags(key_tile) & attention::MaskTiles::kSomeTrue) == 0) return;
-    const auto key_head = static_cast<int>(item.key_head);
+    const auto key_head = static_cast<int>(coord.key_head);
     const int head_of_group = head - key_head * static_cast<int>(p.queries_per_key_head());
-    const int first = args.tiles.first_of_head(p, item.sequence, key_head, head_of_group) +
-                      args.tiles.before(MaterialisedTiles::first_row(p, item.sequence) + query_tile);
+    const int first = args.tiles.first_of_head(p, coord.sequence, key_head, head_of_group) +
+                      args.tiles.before(MaterialisedTiles::first_row(p, coord.sequence) + query_tile);
     const auto* tile = reinterpret_cast<const uint4*>(static_cast<const Element*>(args.dscores) +
                                                       MaterialisedTiles::offset(first + key_tile - keys.begin));
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
       const int query = query_tile * MaterialisedTiles::kRows + thread_row() + i * kRowStep;
-      if (query < item.sequence.num_queries) chunks16[i] = __ldcs(tile + threadIdx.x + i * kThreads);
+      if (query < coord.sequence.num_queries) chunks16[i] = __ldcs(tile + threadIdx.x + i * kThreads);
     }
   }
 

@@ -88,10 +88,10 @@ struct MaskedScores : ScaledScores<Traits> {
     if (!masked) return;
     const attention::RowIntervals& intervals = this->args.params.score_mod.intervals;
     if (intervals.present()) {
-      const attention::Sequence& sequence = where.item.sequence;
+      const attention::Sequence& sequence = where.coord.sequence;
       const auto word_of = [&](int r) {
         const int64_t query = min(where.first_row + Scores::row(r), sequence.num_queries - 1);
-        return intervals.quad_word(intervals.row(sequence, where.item.head, query),
+        return intervals.quad_word(intervals.row(sequence, where.coord.head, query),
                                    static_cast<int>(where.first_column), tile::lane() % 4);
       };
       bits = __byte_perm(word_of(0), word_of(1), 0x5410);
@@ -99,8 +99,8 @@ struct MaskedScores : ScaledScores<Traits> {
     }
     const attention::MaskBits& mask = this->args.params.score_mod.mask_bits;
     const auto tile = static_cast<int>(where.first_column) / Traits::kRows;
-    const uint32_t* words = mask.data + where.item.sequence.batch * mask.batch_stride +
-                            where.item.head * mask.head_stride + tile / 2 * 4 + tile::lane() % 4;
+    const uint32_t* words = mask.data + where.coord.sequence.batch * mask.batch_stride +
+                            where.coord.head * mask.head_stride + tile / 2 * 4 + tile::lane() % 4;
     const auto last = static_cast<int>(this->args.params.sequences.max_seqlen_q) - 1;
     const auto first_row = static_cast<int>(where.first_row);
     const auto word = [&](int r) { return words[min(first_row + Scores::row(r), last) * mask.query_stride]; };

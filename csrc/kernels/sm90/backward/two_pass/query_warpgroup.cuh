@@ -183,8 +183,8 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void in_tile(const QueryTileWork& work, int tile, Function&& function) {
     const attention::Sequence sequence = {work.batch, work.query_begin, work.key_begin, work.num_queries,
                                           work.num_keys};
-    const WorkItem item = {sequence, work.head, work.key_head};
-    const Where where = {args.params, item, first_query(work), tile * Traits::kRows};
+    const HeadCoord coord = {sequence, work.head, work.key_head};
+    const Where where = {args.params, coord, first_query(work), tile * Traits::kRows};
     function(where);
   }
 

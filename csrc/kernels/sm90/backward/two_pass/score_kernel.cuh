@@ -255,9 +255,9 @@ struct ScoreWarpgroup {
   __device__ __forceinline__ void in_tile(const QueryTileWork& work, int tile, Function&& function) {
     const attention::Sequence sequence = {work.batch, work.query_begin, work.key_begin, work.num_queries,
                                           work.num_keys};
-    const WorkItem item = {sequence, work.head, work.key_head};
+    const HeadCoord coord = {sequence, work.head, work.key_head};
     const int first_query = (work.tile + warpgroup) * Traits::kRows + warp_row();
-    const Where where = {args.params, item, first_query, tile * Traits::kRows};
+    const Where where = {args.params, coord, first_query, tile * Traits::kRows};
     function(where);
   }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "attention/visibility.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/materialised_tiles.h"
-#include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext::sm90 {
 

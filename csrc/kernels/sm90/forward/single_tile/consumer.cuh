@@ -125,8 +125,8 @@ struct SingleTileConsumer {
     constexpr int kFirst = kPart * Traits::kPartKeys;
     constexpr int kLeast =
         keys_of_row_above(Traits::kConfig);  // without padding, calls with fewer keys take kernels with smaller tiles
-    const auto keys = static_cast<int>(work_tile.item.sequence.num_keys);
-    const ScoreTile<Rows::kQueries, Scores> where = {args.params, work_tile.item,
+    const auto keys = static_cast<int>(work_tile.coord.sequence.num_keys);
+    const ScoreTile<Rows::kQueries, Scores> where = {args.params, work_tile.coord,
                                                      int64_t{work_tile.first_query} + own_row(own), kFirst};
     if (!args.params.visibility.unlimited() || (kKeyParts > 1 && keys < kLeast)) {
       where.hide_invisible(scores);

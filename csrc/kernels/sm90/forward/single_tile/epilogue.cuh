@@ -32,10 +32,10 @@ struct ResultRows {
 
 __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& args, const WorkTile& work_tile,
                                                   int query_tile) {
-  const attention::Sequence& sequence = work_tile.item.sequence;
+  const attention::Sequence& sequence = work_tile.coord.sequence;
   const int first = work_tile.first_query + own_row(query_tile);
   return {.batch = static_cast<int>(sequence.batch),
-          .head = static_cast<int>(work_tile.item.head),
+          .head = static_cast<int>(work_tile.coord.head),
           .row = static_cast<int>(sequence.query_begin) + first,
           .count = static_cast<int>(sequence.num_queries) - first,
           .nan_flag = nan_flag(args, work_tile, query_tile)};
@@ -90,10 +90,10 @@ __device__ __forceinline__ void repair_flagged(const SingleTileArguments& args, 
   for_each_static_work_tile(args.schedule.num_blocks, [&](int index) {
     locate(work_tile, args, index);
     const attention::Sequence sequence =
-        p.sequences.at(work_tile.item.sequence.batch);  // including the keys that a mask hides
+        p.sequences.at(work_tile.coord.sequence.batch);  // including the keys that a mask hides
     const int first_query =
-        work_tile.first_query + static_cast<int>(work_tile.item.sequence.query_begin - sequence.query_begin);
-    const common::HeadItem head = common::head_item(p, sequence, work_tile.item.head);
+        work_tile.first_query + static_cast<int>(work_tile.coord.sequence.query_begin - sequence.query_begin);
+    const common::HeadRows head = common::head_rows(p, sequence, work_tile.coord.head);
 #pragma unroll 1
     for (; query_tile < work_tile.query_tiles; query_tile += Traits::kConfig.warpgroups) {
       if (*nan_flag(args, work_tile, query_tile) == 0) continue;

@@ -74,9 +74,9 @@ struct SingleTileProducer {
     ptx::arrive_expecting(full, Tile::kBytes);
     to.copy(operand.map, full,
             {.column = 0,
-             .row = static_cast<int>(work_tile.item.sequence.key_begin),
-             .head = static_cast<int>(work_tile.item.key_head) * operand.head_step,
-             .batch = static_cast<int>(work_tile.item.sequence.batch) * operand.batch_step});
+             .row = static_cast<int>(work_tile.coord.sequence.key_begin),
+             .head = static_cast<int>(work_tile.coord.key_head) * operand.head_step,
+             .batch = static_cast<int>(work_tile.coord.sequence.batch) * operand.batch_step});
   }
 
   __device__ __forceinline__ void load_queries(const WorkTile& work_tile, int query_tile) {
@@ -87,10 +87,10 @@ struct SingleTileProducer {
     shared.q[warpgroup][q_state.stage].copy(
         args.q.map, full,
         {.column = 0,
-         .row = static_cast<int>(work_tile.item.sequence.query_begin) + work_tile.first_query +
+         .row = static_cast<int>(work_tile.coord.sequence.query_begin) + work_tile.first_query +
                 query_tile * tile::kWarpgroupRows,
-         .head = static_cast<int>(work_tile.item.head) * args.q.head_step,
-         .batch = static_cast<int>(work_tile.item.sequence.batch) * args.q.batch_step});
+         .head = static_cast<int>(work_tile.coord.head) * args.q.head_step,
+         .batch = static_cast<int>(work_tile.coord.sequence.batch) * args.q.batch_step});
     if (++warpgroup == Shared::kWarpgroups) {
       warpgroup = 0;
       q_state.advance();

@@ -5,9 +5,9 @@
 
 #include "attention/params.h"
 #include "kernels/config/sm90_forward.h"
+#include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/key_intervals.cuh"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/work_item.h"
 #include "kernels/sm90/tensor_map.h"
 #include "kernels/sm90/tile_scheduler.cuh"
 #include "tile/sm90/gemm.h"
@@ -32,7 +32,7 @@ struct WorkTile {
   int index;  // in the schedule
   int first_query;
   int query_tiles;  // 0: nothing to compute, or, to consumers, no more work tiles
-  WorkItem item;
+  HeadCoord coord;
 };
 
 // Written to shared memory, or to registers where there are enough.
@@ -41,10 +41,10 @@ __device__ __forceinline__ void locate(WorkTile& work_tile, const SingleTileArgu
   const int rows = args.query_tiles * tile::kWarpgroupRows;
   work_tile.index = index;
   work_tile.first_query = static_cast<int>(at.tile) * rows;
-  work_tile.item = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group,
-                    at.key_head};
-  const bool taken = args.intervals.narrow(work_tile.item.sequence, work_tile.first_query, /*with_interval=*/true);
-  const int left = taken ? static_cast<int>(work_tile.item.sequence.num_queries) - work_tile.first_query : 0;
+  work_tile.coord = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group,
+                     at.key_head};
+  const bool taken = args.intervals.narrow(work_tile.coord.sequence, work_tile.first_query, /*with_interval=*/true);
+  const int left = taken ? static_cast<int>(work_tile.coord.sequence.num_queries) - work_tile.first_query : 0;
   work_tile.query_tiles = (min(max(left, 0), rows) + tile::kWarpgroupRows - 1) / tile::kWarpgroupRows;
 }
 

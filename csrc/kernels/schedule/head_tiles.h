@@ -1,4 +1,4 @@
-// What a CTA works on: a head, and the tiles that stream past its rows, which are key tiles past its queries or query
+// The head that a CTA works on, and the tiles that stream past its rows, which are key tiles past its queries or query
 // tiles past its keys.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace flash_attn_ext {
 
-// The head that a CTA works on.
-struct WorkItem {
+// A query head of a sequence, and its key head.
+struct HeadCoord {
   attention::Sequence sequence;
   int64_t head;
   int64_t key_head;
