@@ -1,6 +1,7 @@
-// Schedule on random problems. Each CTA has a tile of its own, and each tile has a CTA. Heads come in L2 head
-// groups, of which the last one is the largest. Within a group, tiles come in descending order of their rows. The order
-// is ascending where all rows see the same keys and the last tile has fewer rows.
+// Schedule on random problems. Each CTA has a tile of its own, and each tile has a CTA. Pairs come head-major or
+// entry-major. Heads come in L2 head groups, of which the last one is the largest. Within a group, tiles come in
+// descending order of their rows. The order is ascending where all rows see the same keys and the last tile has fewer
+// rows.
 #include "kernels/schedule/schedule.cuh"
 
 #include <cstdio>
@@ -31,7 +32,10 @@ bool fails(const char* what, const Problem& problem) {
 
 // The index of a place's head among all heads, in the order in which the schedule counts them.
 uint32_t head_of(const Problem& problem, const Schedule& schedule, const Place& place) {
-  const uint32_t pair = place.key_head * static_cast<uint32_t>(problem.params.batch) + place.batch;
+  const auto batch = static_cast<uint32_t>(problem.params.batch);
+  const auto key_heads = static_cast<uint32_t>(problem.params.num_heads_k);
+  const uint32_t pair = problem.division.order == PairOrder::kHeadMajor ? place.key_head * batch + place.batch
+                                                                        : place.batch * key_heads + place.key_head;
   return pair * schedule.heads.divisor + place.head_of_group;
 }
 
@@ -96,6 +100,7 @@ int main() {
     if (draw(0, 3) > 0) p.visibility.right = 0;
     if (draw(0, 3) == 0) p.visibility.left = draw(0, 300);
     problem.division = {.pairs = all_pairs(p),
+                        .order = draw(0, 1) == 0 ? PairOrder::kHeadMajor : PairOrder::kEntryMajor,
                         .rows = draw(0, 1) == 0 ? Rows::kQueries : Rows::kKeys,
                         .tile_rows = 64 * draw(1, 3),
                         .slices = draw(1, 2),

@@ -4,11 +4,14 @@
 // The host prepares the divisions as multiplications, because divisions would be a noticeable share of a short
 // sequence's instructions (docs/kernels/log/sm80_forward.md, "What worked").
 //
-// Pairs are counted head-major: pair = key head * batch + batch entry. CTAs that run together then use what a head's
-// batch entries share, such as a bias, and a launch can hold all of it. The heads of an L2 head group are worked on
-// together, all of them at one tile before any is at the next. One head at a time keeps what streams past its tiles in
-// L2. Where tiles differ in work (causality, windows, intervals, a last tile of fewer rows), a group has as many heads
-// as L2 holds, so that a launch ends on the smallest tiles.
+// Pairs are counted in head-major order, pair = key head * batch + batch entry, or in entry-major order, pair = batch
+// entry * key heads + key head. In the first, CTAs that run together use what a head's batch entries share, such as a
+// bias, and a launch can hold all of it. In the second, they read neighbours in memory where the layout is (batch,
+// tokens, heads, head dim).
+//
+// The heads of an L2 head group are worked on together, all of them at one tile before any is at the next. One head at
+// a time keeps what streams past its tiles in L2. Where tiles differ in work (causality, windows, intervals, a last
+// tile of fewer rows), a group has as many heads as L2 holds, so that a launch ends on the smallest tiles.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +25,7 @@ namespace flash_attn_ext {
 using attention::Divisor;
 
 enum class Rows { kQueries, kKeys };  // what the rows of a tile are
+enum class PairOrder { kHeadMajor, kEntryMajor };
 
 struct Place {
   uint32_t batch;
@@ -34,15 +38,16 @@ struct Place {
 struct Schedule {
   uint32_t num_blocks;
   uint32_t first_pair;
-  uint32_t tiles;  // of a head
-  uint32_t group;  // query heads of a KV group
-  Divisor batch;
+  uint32_t tiles;            // of a head
+  uint32_t group;            // query heads of a KV group
+  Divisor inner;             // batch entries of a key head, or key heads of a batch entry
   Divisor slices;            // CTAs that share a tile
   Divisor heads;             // of a pair: its query heads, or 1
   Divisor together;          // heads of an L2 head group
   Divisor rest;              // heads of the last group
   Divisor head_group_tiles;  // tiles of each of the other groups
   uint32_t num_head_groups;
+  PairOrder order;
   bool ascends;     // tiles come from the first rows on
   uint32_t splits;  // CTAs that share what a tile sees: a launch has num_blocks x splits of them
 
@@ -54,9 +59,11 @@ struct Schedule {
     const uint32_t tile = count.quotient(in_head_group);
     const uint32_t head = in_head_group_of * together.divisor + in_head_group - tile * count.divisor;
     const uint32_t pair = heads.quotient(head);
-    const uint32_t key_head = batch.quotient(first_pair + pair);
-    return {.batch = first_pair + pair - key_head * batch.divisor,
-            .key_head = key_head,
+    const uint32_t outer_index = inner.quotient(first_pair + pair);
+    const uint32_t inner_index = first_pair + pair - outer_index * inner.divisor;
+    const bool entry_major = order == PairOrder::kEntryMajor;
+    return {.batch = entry_major ? outer_index : inner_index,
+            .key_head = entry_major ? inner_index : outer_index,
             .head_of_group = head - pair * heads.divisor,
             .tile = ascends ? tiles - 1 - tile : tile,
             .slice = block - index * slices.divisor};
@@ -74,6 +81,7 @@ inline Pairs all_pairs(const attention::AttentionParams& p) { return {0, p.batch
 // What a launch divides among its CTAs.
 struct Division {
   Pairs pairs;
+  PairOrder order = PairOrder::kHeadMajor;
   Rows rows;  // a CTA owns tile_rows of these
   int tile_rows;
   int64_t slices;      // CTAs that share a tile
@@ -85,6 +93,13 @@ struct Division {
   // together, at the end.
   int64_t uneven_heads = 1;
 };
+
+// The order of a forward pass (docs/kernels/log/sm90.md, "The order of heads").
+inline PairOrder forward_pair_order(const attention::AttentionParams& p) {
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  const bool shares_bias = bias.present() && bias.batch_stride == 0 && bias.head_stride != 0;
+  return shares_bias ? PairOrder::kHeadMajor : PairOrder::kEntryMajor;
+}
 
 // num_blocks is 0 where there is nothing to do. It is UINT32_MAX, which a launch refuses, where a grid cannot hold the
 // CTAs.
@@ -121,13 +136,14 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
           .first_pair = static_cast<uint32_t>(of.pairs.first),
           .tiles = static_cast<uint32_t>(tiles),
           .group = static_cast<uint32_t>(group),
-          .batch = divisor(p.batch),
+          .inner = divisor(of.order == PairOrder::kEntryMajor ? p.num_heads_k : p.batch),
           .slices = divisor(of.slices),
           .heads = divisor(heads_of_pair),
           .together = divisor(together),
           .rest = divisor(heads - head_groups * together),
           .head_group_tiles = divisor(together * tiles),
           .num_head_groups = static_cast<uint32_t>(head_groups + 1),
+          .order = of.order,
           .ascends = ascends,
           .splits = static_cast<uint32_t>(of.splits)};
 }

@@ -279,6 +279,7 @@ cudaError_t forward(const ForwardParams& p, const ForwardPlan& plan, cudaStream_
     constexpr ForwardConfig kConfig = kForwardConfigs[row()];
     using Kernel = ForwardKernel<KernelTraits<Element, kConfig>>;
     const Schedule schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                                .order = forward_pair_order(p),
                                                 .rows = Rows::kQueries,
                                                 .tile_rows = Kernel::kTile.queries,
                                                 .slices = num_slices(p.head_dim_v, Kernel::kTile.columns),

@@ -53,6 +53,7 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   args.params = p;
   args.intervals = p.intervals;
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                    .order = forward_pair_order(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = Traits::kQueries,
                                     .slices = num_slices(p.head_dim_v, kColumns) * plan.kv_splits,

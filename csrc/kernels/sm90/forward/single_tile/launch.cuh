@@ -22,6 +22,7 @@ cudaError_t launch_single_tile(const ForwardCall& p, const plan::ForwardPlan& pl
   args.intervals = p.intervals;
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                    .order = forward_pair_order(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = plan.tile.queries,
                                     .slices = 1,
