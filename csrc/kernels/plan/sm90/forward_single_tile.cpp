@@ -21,17 +21,20 @@ constexpr int64_t kMostKeysOneSided = 160;
 
 // The query tiles of a head that one work tile has. More of them read the keys less often, fewer fill the SMs more
 // evenly. A result does not depend on it.
-int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Limits& limits) {
+int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const SingleTileConfig& config,
+                                 const Limits& limits) {
   constexpr int64_t kMost = 16;
-  constexpr int64_t kCostOfKeys = 1;  // of reading the keys of a work tile, in query tiles
+  // What loading the keys of a work tile costs, in quarters of a query tile's time. Loads of up to 128 keys mostly
+  // overlap the previous work tile (docs/kernels/log/sm90.md, "The query tiles of a work tile").
+  const int64_t cost_of_keys = config.block_n <= 128 ? 1 : 4;
   const int64_t tiles = attention::ceil_div(p.sequences.max_seqlen_q, kTileQueries);
   const auto cost = [&](int64_t count) {
     const int64_t work_tiles = p.batch * p.num_heads_q * attention::ceil_div(tiles, static_cast<int>(count));
-    return attention::ceil_div(work_tiles, limits.sms) * (count + kCostOfKeys);
+    return attention::ceil_div(work_tiles, limits.sms) * (4 * count + cost_of_keys);
   };
   int64_t best = 1;
   for (int64_t count = 2; count <= std::min(tiles, kMost); ++count) {
-    if (cost(count) <= cost(best)) best = count;
+    if (cost(count) < cost(best)) best = count;
   }
   return best;
 }
@@ -62,7 +65,7 @@ ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Li
   plan.row = static_cast<int>(&config - sm90::kSingleTileConfigs);
   plan.head_dim = config.dims.qk;
   plan.head_dim_v = config.dims.v;
-  const int64_t query_tiles = query_tiles_of_work_tile(p, limits);
+  const int64_t query_tiles = query_tiles_of_work_tile(p, config, limits);
   plan.tile = {.queries = static_cast<int>(query_tiles * kTileQueries),
                .keys = config.block_n,
                .warps = 4 * config.warpgroups,
