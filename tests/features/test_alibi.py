@@ -45,6 +45,8 @@ MORE = [
     Case(sq=300, sk=420, d=64, heads=4, alibi="h", causal="bottom_right", sink=True, dlse=True),
     Case(sq=300, sk=420, d=128, heads=4, kv_heads=2, alibi="bh", causal="top_left", dropout_p=0.2, dlse=True),
     Case(sq=300, sk=420, d=128, heads=2, alibi="h", bias="1h1k", mask="b1qk"),
+    Case(sq=300, sk=420, d=64, heads=2, alibi="h", bias="1h1k", dlse=True),
+    Case(sq=300, sk=420, d=64, heads=2, alibi="h", bias="1h11", bias_float32=True, dlse=True),
     Case(sq=300, sk=420, d=192, heads=2, alibi="h", softcap=5.0, window=(70, 9)),
     Case(sq=300, sk=420, d=64, heads=2, alibi="h", intervals="11", num_intervals=2),
     Case(sq=300, sk=420, d=64, heads=2, alibi="h", mask="bhqk"),

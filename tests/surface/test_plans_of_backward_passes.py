@@ -331,6 +331,15 @@ BACKWARD = [
         Call(512, bias=(1, 16, 1, 512), wanted=("q", "k", "v", "bias")),
         dict(delta="exact, by its own kernel", dbias="from recomputed dS"),
     ),
+    # The same kernel sums the gradient of slopes. Where dBias is row sums, its delta has no dlse, and it runs again.
+    (
+        Call(512, bias=(1, 16, 1, 512), slopes=True, wanted=(*WITH_SLOPES, "bias")),
+        dict(delta="exact, by its own kernel", dbias="from recomputed dS"),
+    ),
+    (
+        Call(512, bias=(1, 1), bias_dtype=F32, slopes=True, wanted=(*WITH_SLOPES, "bias")),
+        dict(delta="exact, by its own kernel, then exact for sums of dS", dbias="from row sums"),
+    ),
     (Call(512, bias=(1, 16, 512, 512), wanted=("bias",)), dict(dbias="from recomputed dS")),
     # Broadcast along keys, it is known without dS. That of float32 is more precise than delta of a rounded out.
     (Call(512, bias=(1, 16, 512, 1), wanted=("q", "bias")), dict(delta="by its own kernel", dbias="from row sums")),

@@ -110,11 +110,10 @@ cudaError_t compute_exact_delta(const BackwardParams& p, const BackwardPlan& pla
 }
 
 cudaError_t compute_delta(BackwardParams p, const BackwardPlan& plan, cudaStream_t stream) {
-  p.dalibi_slopes = nullptr;                                    // run_separate_sums computes it
-  if (plan.dbias == BiasGradientSource::kRowSums) p.dlse = {};  // the kernel that makes dBias subtracts dlse
-  if (plan.delta == DeltaSource::kOwnKernel) return common::launch_delta(attention::delta_params(p), stream);
-  if (plan.delta != DeltaSource::kExactKernel) return cudaSuccess;
-  return compute_exact_delta(p, plan, stream);
+  if (plan.dbias == BiasGradientSource::kRowSums) p.dlse = {};  // launch_dbias_from_rows subtracts it
+  if (plan.exact_delta_of_sums) p.dalibi_slopes = nullptr;      // run_separate_sums computes their gradient
+  if (plan.delta == DeltaSource::kExactKernel) return compute_exact_delta(p, plan, stream);
+  return plan.delta == DeltaSource::kOwnKernel ? common::launch_delta(attention::delta_params(p), stream) : cudaSuccess;
 }
 
 cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {

@@ -270,7 +270,9 @@ BackwardPlan plan_rows(const BackwardParams& p) {
 void plan_dalibi(BackwardPlan& plan, const BackwardParams& p) {
   append_mask_tiles(plan, p);
   const sm80::DqConfig& config = dscore_config(p);
-  plan.exact_delta_of_sums = true;  // by the kernel that sums the slopes' gradient
+  // The kernel of the exact delta also sums the slopes' gradient. If it runs before dQ, dK and dV, it need not run
+  // again, unless dBias is row sums, for which its delta lacks dlse.
+  plan.exact_delta_of_sums = plan.delta != DeltaSource::kExactKernel || plan.dbias == BiasGradientSource::kRowSums;
   plan.dscore_head_dim = config.head_dim;
   plan.alibi_partials_per_head = attention::ceil_div(p.sequences.max_seqlen_q, config.tile.queries);
   plan.workspace.alibi_partials =
