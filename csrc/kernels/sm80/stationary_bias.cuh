@@ -1,5 +1,5 @@
 // What the bias-stationary kernels of both passes share: the bias of a head, which stays in shared memory, the mask of
-// a sequence, and which batch entries a CTA has.
+// a sequence, which batch entries a CTA has, and which rows it repairs.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include "kernels/config/bias_stationary.h"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/nan_flags.cuh"
 #include "ptx/cp_async.h"
 #include "ptx/shared_memory.h"
 #include "tile/element.h"
@@ -29,6 +30,23 @@ __device__ __forceinline__ BatchEntries batch_entries(const attention::Attention
 // A batch entry of a head; there are no packed batches.
 __device__ __forceinline__ HeadCoord coord_at(const attention::AttentionParams& p, int head, int entry) {
   return {{entry, 0, 0, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k}, head, head / p.queries_per_key_head()};
+}
+
+// Calls function(coord, row) for each of the calling warp's rows in those of the CTA's batch entries in which the
+// warp's flag is set. Rows may be past the end of the sequence.
+template <class Kernel, class Function>
+__device__ __forceinline__ void for_each_flagged_row(const attention::AttentionParams& p, uint8_t* flags,
+                                                     const BatchEntries& entries, Function&& function) {
+  const auto end = static_cast<int>(p.batch);
+  const int first = tile::warp() * Kernel::kRowsPerWarp;
+  __syncwarp();  // flags and rows are written
+#pragma unroll 1
+  for (int entry = entries.first; entry < end; entry += entries.step) {
+    const HeadCoord coord = coord_at(p, entries.head, entry);
+    if (flag_in_order_of_heads<Kernel::kTile.warps>(flags, p, coord) == 0) continue;
+#pragma unroll 1
+    for (int row = first; row < first + Kernel::kRowsPerWarp; ++row) function(coord, row);
+  }
 }
 
 // A head's tile of the bias in 16 bits, in the order in which the threads of a CTA hold scores: what a thread reads, it

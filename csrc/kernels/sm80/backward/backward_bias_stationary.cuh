@@ -37,22 +37,14 @@ namespace flash_attn_ext::sm80 {
 // infinity of a row that takes no part. This is a call, and comes at the end, so that the loop over batch entries holds
 // no register for it.
 template <class Kernel>
-__device__ __noinline__ void repair_flagged(const BackwardParams& p, const BatchEntries& entries) {
+__device__ __noinline__ void repair_flagged(const BackwardParams& p, BatchEntries entries) {
   using Element = typename Kernel::Element;
-  const auto end_entry = static_cast<int>(p.batch);
-  __syncwarp();  // flags and rows are written
-  const int first = tile::warp() * Kernel::kRowsPerWarp;
-#pragma unroll 1
-  for (int entry = entries.first; entry < end_entry; entry += entries.step) {
-    const HeadCoord coord = coord_at(p, entries.head, entry);
-    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.dq_nan_flags, p, coord) == 0) continue;
+  for_each_flagged_row<Kernel>(p, p.dq_nan_flags, entries, [&](const HeadCoord& coord, int row) {
+    if (row < coord.sequence.num_keys) common::compute_dkdv_row<Element>(p, coord.sequence, coord.key_head, row, {});
+    if (row >= coord.sequence.num_queries) return;
     const common::HeadRows head = common::head_rows(p, coord.sequence, coord.head);
-#pragma unroll 1
-    for (int row = first; row < first + Kernel::kRowsPerWarp; ++row) {
-      if (row < coord.sequence.num_keys) common::compute_dkdv_row<Element>(p, coord.sequence, coord.key_head, row, {});
-      if (row < coord.sequence.num_queries) common::compute_dq_row<Element>(p, head, row, {});
-    }
-  }
+    common::compute_dq_row<Element>(p, head, row, {});
+  });
 }
 
 // O of a sequence in shared memory, or nothing. It is a base class, since an empty base takes no memory on the host and

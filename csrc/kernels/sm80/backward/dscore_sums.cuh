@@ -174,14 +174,10 @@ __global__ void __launch_bounds__(Kernel::kThreads) dscore_sums_kernel(const __g
 
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), head_dim())].head_dim == head_dim()) {
-      using Kernel = DscoreSumsKernel<Element, head_dim()>;
-      const DscoreParams params = Kernel::make_params(p);
-      return launch<Kernel>(dscore_sums_kernel<Kernel>, params, params.num_blocks(), stream);
-    } else {
-      return cudaErrorInvalidValue;
-    }
+  return with_dscore_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    using Kernel = DscoreSumsKernel<Element, head_dim()>;
+    const DscoreParams params = Kernel::make_params(p);
+    return launch<Kernel>(dscore_sums_kernel<Kernel>, params, params.num_blocks(), stream);
   });
 }
 

@@ -116,16 +116,11 @@ __global__ void __launch_bounds__(Kernel::kThreads)
 
 template <class Element>
 cudaError_t exact_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), head_dim())].head_dim == head_dim()) {
-      using Kernel = ExactDeltaKernel<Element, head_dim()>;
-      const int64_t tiles = Kernel::tiles_of_head(p);
-      static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-      return common::launch_blocks<Kernel>(exact_delta_kernel<Kernel>, p.batch * p.num_heads_q * tiles, stream, p,
-                                           tiles);
-    } else {
-      return cudaErrorInvalidValue;
-    }
+  return with_dscore_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    using Kernel = ExactDeltaKernel<Element, head_dim()>;
+    const int64_t tiles = Kernel::tiles_of_head(p);
+    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+    return common::launch_blocks<Kernel>(exact_delta_kernel<Kernel>, p.batch * p.num_heads_q * tiles, stream, p, tiles);
   });
 }
 

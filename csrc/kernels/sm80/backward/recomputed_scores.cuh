@@ -12,6 +12,7 @@
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
+#include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -170,5 +171,17 @@ struct RecomputedScores {
     __syncthreads();
   }
 };
+
+// Calls function(head_dim) with the head dim as a constant, if it has kernels of recomputed dS.
+template <class Element, class Function>
+cudaError_t with_dscore_head_dim(int head_dim, Function&& function) {
+  return with_head_dim<Element>(head_dim, [&](auto kernel_head_dim) {
+    if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), kernel_head_dim())].head_dim == kernel_head_dim()) {
+      return function(kernel_head_dim);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  });
+}
 
 }  // namespace flash_attn_ext::sm80

@@ -100,18 +100,14 @@ __global__ void __launch_bounds__(Kernel::kThreads)
 
 template <class Element>
 cudaError_t relative_dbias(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    if constexpr (kDqConfigs[dscore_sums_row(sizeof(Element), head_dim())].head_dim == head_dim()) {
-      using Kernel = RelativeDbiasKernel<Element, head_dim()>;
-      const RelativeDbiasParams params = {
-          {p}, BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_partials};
-      if (params.blocks.bytes() != plan.workspace.dbias_partials.bytes) return cudaErrorInvalidValue;
-      const cudaError_t error = launch<Kernel>(relative_dbias_kernel<Kernel>, params, params.blocks.num_ctas(), stream);
-      if (error != cudaSuccess) return error;
-      return combine_block_diagonals<Element>(params, stream);
-    } else {
-      return cudaErrorInvalidValue;
-    }
+  return with_dscore_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    using Kernel = RelativeDbiasKernel<Element, head_dim()>;
+    const RelativeDbiasParams params = {
+        {p}, BlockDiagonals::of(p, Kernel::kBlock, plan.dbias_splits), p.dbias_partials};
+    if (params.blocks.bytes() != plan.workspace.dbias_partials.bytes) return cudaErrorInvalidValue;
+    const cudaError_t error = launch<Kernel>(relative_dbias_kernel<Kernel>, params, params.blocks.num_ctas(), stream);
+    if (error != cudaSuccess) return error;
+    return combine_block_diagonals<Element>(params, stream);
   });
 }
 

@@ -26,20 +26,11 @@ namespace flash_attn_ext::sm80 {
 // register for it.
 template <class Kernel>
 __device__ __noinline__ void repair_flagged(const ForwardParams& p, BatchEntries entries) {
-  const auto end_entry = static_cast<int>(p.batch);
-  __syncwarp();  // flags and rows are written
-  const int first = tile::warp() * Kernel::kRowsPerWarp;
-#pragma unroll 1
-  for (int entry = entries.first; entry < end_entry; entry += entries.step) {
-    const HeadCoord coord = coord_at(p, entries.head, entry);
-    if (flag_in_order_of_heads<Kernel::kTile.warps>(p.nan_flags, p, coord) == 0) continue;
+  for_each_flagged_row<Kernel>(p, p.nan_flags, entries, [&](const HeadCoord& coord, int row) {
+    if (row >= coord.sequence.num_queries) return;
     const common::HeadRows head = common::head_rows(p, coord.sequence, coord.head);
-    const int end = min(first + Kernel::kRowsPerWarp, static_cast<int>(coord.sequence.num_queries));
-#pragma unroll 1
-    for (int query = first; query < end; ++query) {
-      common::compute_forward_row<typename Kernel::Element>(p, head, query, {});
-    }
-  }
+    common::compute_forward_row<typename Kernel::Element>(p, head, row, {});
+  });
 }
 
 template <class ElementType, BiasStationaryConfig kConfig>
