@@ -192,7 +192,7 @@ def test_partial_sums_of_wide_heads():
 def test_partial_dq_has_whole_column_parts(d, parts):
     narrow, wide = (hopper(65536, d=n, dv=264, batch=1, heads=1).plans()[1] for n in (200, d))
     assert wide.key_chunks
-    sums = "dQ of earlier key chunks"
+    sums = "partial dQ of key chunks"
     assert wide.workspace[sums] == parts * narrow.workspace[sums]
 
 

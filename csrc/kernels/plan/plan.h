@@ -214,7 +214,7 @@ struct BackwardPlan {
     // Partial dK and dV: of shares of a KV group, of earlier query chunks, or of both. With a mask also of parts of key
     // tiles.
     WorkspacePart key_sums;
-    WorkspacePart query_sums;  // partial dQ of earlier key chunks
+    WorkspacePart query_sums;  // partial dQ of key chunks
     WorkspacePart arrivals;
     WorkspacePart bias_boxes;  // kKeyStationary, kTwoPass: as in the forward pass
   } workspace;

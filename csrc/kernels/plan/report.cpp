@@ -312,7 +312,7 @@ Report report(const BackwardPlan& plan) {
                  {"key tiles", workspace.key_tiles},
                  {"work counters", workspace.work_counter},
                  {"partial dK and dV", workspace.key_sums},
-                 {"dQ of earlier key chunks", workspace.query_sums},
+                 {"partial dQ of key chunks", workspace.query_sums},
                  {"arrivals", workspace.arrivals}});
   return report;
 }

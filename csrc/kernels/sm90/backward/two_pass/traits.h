@@ -30,7 +30,7 @@ struct TwoPassWorkspace {
   uint8_t* dkdv_nan_flags;
   uint32_t* work_counters;  // one for each kernel of each launch
   float* key_sums;          // for each key tile of a launch: partial dK / scale or dV of earlier query chunks
-  float* query_sums;        // for each row of a launch, and column part of dQ: partial dQ / scale of earlier key chunks
+  float* query_sums;        // for each row of a launch, and column part of dQ: partial dQ / scale of key chunks
   int key_tiles_of_matrix;
   int tiles_of_head;
   int num_work_counters;
