@@ -1,5 +1,5 @@
-"""Hopper's key-stationary backward kernel where masks leave few iterations: L2 head groups have more heads, and key
-tiles that more queries see than others are divided into parts."""
+"""Hopper's key-stationary backward kernel where masks leave few iterations: L2 head groups have more heads where key
+tiles wait for each other, and key tiles that more queries see than others are divided into parts."""
 
 from collections.abc import Callable
 
@@ -45,6 +45,7 @@ def test_lists_repeat(case, dtype, gpu):
 
 
 # 64 query tiles and more: the least for which key tiles may be divided. The first one is divided on 20 and on 132 SMs.
+# Where the first queries see every key, the L2 head group of the last one has ten pairs instead of two on 20 SMs.
 TOKENS = 4200
 GLOBAL = [
     Case(sq=TOKENS, sk=TOKENS, batch=batch, d=d, heads=heads, kv_heads=kv_heads, **more)
@@ -55,6 +56,7 @@ GLOBAL = [
         (128, 1, 2, 2, {}),
         (128, 2, 4, 2, dict(causal="bottom_right")),
         (128, 1, 8, 1, dict(dv=72)),
+        (64, 1, 9, 9, {}),
     )
 ]
 

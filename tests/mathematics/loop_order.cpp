@@ -274,14 +274,16 @@ Problem random_problem(std::mt19937& random) {
   problem.order =
       flash_attn_ext::plan::loop_order(p, problem.blocks, LoopOrder::num_tiles(longest_q, LoopOrder::kQueries));
   problem.masked = !problem.order.split_kv && (has_intervals || pick(0, 1) == 1);
-  if (problem.order.sparse_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.of_sparse_lists();
+  if (problem.order.waiting_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.with_larger_groups();
   problem.hidden = pick(0, 15);
   if (problem.masked && !problem.order.cyclic && pick(0, 1)) problem.parts = {pick(1, 6)};
   return problem;
 }
 
-// The pairs of an L2 head group, and those where lists are sparse, of 16 heads on 132 CTAs.
-bool groups_are(int64_t tokens, int64_t head_dim, bool has_blocks, uint32_t pairs, uint32_t sparse_pairs) {
+enum class Selection { kCausal, kBlocks, kIntervals };
+
+// The pairs of an L2 head group, and those where key tiles wait for each other, of 16 heads on 132 CTAs.
+bool groups_are(int64_t tokens, int64_t head_dim, Selection selection, uint32_t pairs, uint32_t sparse_pairs) {
   BackwardParams p;
   p.element = ElementType::kBFloat16;
   p.batch = 1;
@@ -289,16 +291,15 @@ bool groups_are(int64_t tokens, int64_t head_dim, bool has_blocks, uint32_t pair
   p.head_dim_qk = p.head_dim_v = head_dim;
   p.sequences = {nullptr, nullptr, tokens, tokens, tokens, tokens};
   const uint8_t blocks = 0;
-  if (has_blocks) {
-    p.score_mod.blocks.data = &blocks;
-  } else {
-    p.visibility.right = 0;
-  }
+  const int32_t no_interval[2] = {};
+  if (selection == Selection::kBlocks) p.score_mod.blocks.data = &blocks;
+  if (selection == Selection::kIntervals) p.score_mod.intervals = {.data = no_interval, .count = 1};
+  if (selection == Selection::kCausal) p.visibility.right = 0;
   const LoopOrder order = flash_attn_ext::plan::loop_order(p, 132, LoopOrder::num_tiles(tokens, LoopOrder::kQueries));
-  if (order.head_group_pairs == pairs && order.sparse_group_pairs == sparse_pairs) return true;
-  std::printf("%lld tokens, head dim %lld, blocks %d: groups of %u pairs, and of %u where lists are sparse\n",
-              static_cast<long long>(tokens), static_cast<long long>(head_dim), has_blocks, order.head_group_pairs,
-              static_cast<unsigned>(order.sparse_group_pairs));
+  if (order.head_group_pairs == pairs && order.waiting_group_pairs == sparse_pairs) return true;
+  std::printf("%lld tokens, head dim %lld, selection %d: groups of %u pairs, and of %u where key tiles wait\n",
+              static_cast<long long>(tokens), static_cast<long long>(head_dim), static_cast<int>(selection),
+              order.head_group_pairs, static_cast<unsigned>(order.waiting_group_pairs));
   return false;
 }
 
@@ -334,10 +335,17 @@ bool parts_are_right() {
 
 int main() {
   if (!parts_are_right()) return 1;
-  const bool groups_are_right = groups_are(32768, 64, true, 2, 8) && groups_are(32768, 128, true, 2, 4) &&
-                                groups_are(8192, 64, true, 8, 0) && groups_are(8192, 128, true, 8, 0) &&
-                                groups_are(32768, 128, false, 2, 0);
+  const bool groups_are_right =
+      groups_are(32768, 64, Selection::kBlocks, 2, 8) && groups_are(32768, 128, Selection::kBlocks, 2, 4) &&
+      groups_are(8192, 64, Selection::kBlocks, 8, 0) && groups_are(8192, 128, Selection::kBlocks, 8, 0) &&
+      groups_are(32768, 128, Selection::kIntervals, 2, 16) && groups_are(32768, 128, Selection::kCausal, 2, 0);
   if (!groups_are_right) return 1;
+  // Heads of 32768 tokens, on 132 CTAs: global tokens that see everything, beside a window of 512; documents of 4096. A
+  // causal head of 8192 tokens, and one of 4096 on few keys of a window.
+  const auto waits = [](const LoopOrder::Head& head) { return LoopOrder::has_long_queue(head, 1, 132); };
+  if (!waits({5400, 512, 256}) || waits({8448, 512, 33}) || waits({64 * 65, 128, 64}) || waits({32 * 18, 64, 10})) {
+    return 1;
+  }
   std::mt19937 random(1);
   for (int i = 0; i < 3000; ++i) {
     const Problem problem = random_problem(random);

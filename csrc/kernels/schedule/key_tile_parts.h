@@ -38,6 +38,13 @@ struct KeyTileParts {
     return rounded > 1 ? rounded : 1;
   }
 
+  // The entries of the table of work tiles, of which each part may take one. The last ones may say that there are no
+  // more.
+  template <class Int>
+  FLASH_HOST_DEVICE static Int table_entries(Int work_tiles, int part_sums) {
+    return work_tiles + static_cast<Int>(part_sums);
+  }
+
   // The memory in which the division of this many work tiles lies (sm90/backward/key_stationary/key_tile_list.cu).
   static constexpr int64_t division_bytes(int64_t work_tiles) { return 12 + 8 * work_tiles; }
 

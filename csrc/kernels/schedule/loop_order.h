@@ -23,9 +23,9 @@
 //
 // A work tile is a key tile of a pair. A pair is a batch entry and a key head. Where the query heads of a KV group are
 // divided into shares, each share makes a pair of its own, and the partial dK and dV of the shares are summed
-// (key_epilogue.cuh). Pairs are scheduled in L2 head groups, one group after the other. A group has more pairs where
-// lists of blocks leave few iterations (is_sparse). Where a pair has phases, key tile j belongs to phase j mod 2^n, and
-// in cyclic order the phases run one after the other.
+// (key_epilogue.cuh). Pairs are scheduled in L2 head groups, one group after the other. A group has more pairs where a
+// mask makes key tiles wait for each other. Where a pair has phases, key tile j belongs to phase j mod 2^n, and in
+// cyclic order the phases run one after the other.
 //
 //  ascending   From the first query tile that sees the key tile to the last; the last key tile is fetched first. Causal
 //              key tiles start together, each two query tiles after the one that was fetched before it, and end
@@ -67,8 +67,10 @@ struct LoopOrder {
   uint32_t head_group_pairs = 0;  // pairs of an L2 head group
   bool cyclic = false;
   bool split_kv = false;
-  uint16_t sparse_group_pairs = 0;  // head_group_pairs where lists of blocks are sparse; 0: the same as otherwise
-  uint32_t log2_accumulators = 0;   // accumulators of dQ for each query tile: one, or in split-KV one for each phase
+  // head_group_pairs where a mask makes key tiles wait for each other (is_sparse, has_long_queue); 0: the same as
+  // otherwise.
+  uint16_t waiting_group_pairs = 0;
+  uint32_t log2_accumulators = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
 
   // The number of leading key tiles that have work tiles, for each loop direction.
   struct KeyTiles {
@@ -87,10 +89,23 @@ struct LoopOrder {
   FLASH_HOST_DEVICE static bool is_sparse(uint32_t iterations, uint32_t visible) {
     return 8 * int64_t{iterations} <= 3 * int64_t{visible};
   }
-  // The order of the same work tiles where lists are sparse. It changes no rank: the tiles of a pair keep their order.
-  FLASH_HOST_DEVICE LoopOrder of_sparse_lists() const {
+  // What intervals or a mask leave of a head.
+  struct Head {
+    int64_t iterations;
+    int64_t query_tiles;
+    int64_t most_contributors;  // of a query tile
+  };
+  // Whether one query tile has so many more contributors than the others that CTAs mostly wait for its dQ semaphore,
+  // at which contributors follow each other in about the time of an iteration. Under causality a query tile has up to
+  // twice as many as on average. heads: of a pair, one after the other.
+  FLASH_HOST_DEVICE static bool has_long_queue(const Head& head, int64_t heads, int64_t ctas) {
+    return head.most_contributors * head.query_tiles >= 4 * head.iterations &&
+           head.most_contributors * ctas >= 2 * head.iterations * heads;
+  }
+  // The order of the same work tiles in these cases. It changes no rank: the tiles of a pair keep their order.
+  FLASH_HOST_DEVICE LoopOrder with_larger_groups() const {
     LoopOrder order = *this;
-    order.head_group_pairs = sparse_group_pairs;
+    order.head_group_pairs = waiting_group_pairs;
     return order;
   }
 

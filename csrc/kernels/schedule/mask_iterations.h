@@ -46,11 +46,13 @@ struct MaskIterations {
   int intervals = 0;  // of each query
   bool has_words = false;
   int directions = 0;  // that have lists: 1, or 2 where some pairs descend
+  int ctas = 0;        // of the backward kernel
   int part_sums = 0;   // for how many parts of key tiles there is room (KeyTileParts); 0: none is divided
 
   uint32_t* words = nullptr;
   Entry* entries = nullptr;
-  int* counts = nullptr;  // iterations of each list
+  int* counts = nullptr;             // iterations of each list
+  int* most_contributors = nullptr;  // of a query tile
   // Of each query tile: the begins of its 64 queries' first interval, then their ends, then those of the next.
   int32_t* bounds = nullptr;
   uint8_t* descends = nullptr;  // of each plane: whether its descending pairs stay so; unset without queries
@@ -85,6 +87,7 @@ struct MaskIterations {
     iterations.bounds = reinterpret_cast<int32_t*>(at += iterations.bytes_of_words());
     iterations.entries = reinterpret_cast<Entry*>(at += iterations.bytes_of_bounds());
     iterations.counts = reinterpret_cast<int*>(at += iterations.bytes_of_entries());
+    iterations.most_contributors = iterations.counts + iterations.num_lists();
     iterations.ranks = reinterpret_cast<uint16_t*>(at += iterations.bytes_of_counts());
     iterations.descends = reinterpret_cast<uint8_t*>(at += iterations.bytes_of_ranks());
     iterations.tiles = reinterpret_cast<uint8_t*>(at + iterations.num_planes());
@@ -133,7 +136,7 @@ struct MaskIterations {
   int64_t bytes_of_words() const { return has_words ? num_tiles() * kThreads * int64_t{sizeof(uint32_t)} : 0; }
   int64_t bytes_of_bounds() const { return int64_t{mask_batches} * mask_heads * query_tiles * bytes_of_query_tile(); }
   int64_t bytes_of_entries() const { return num_lists() * query_tiles * int64_t{sizeof(Entry)}; }
-  int64_t bytes_of_counts() const { return num_lists() * int64_t{sizeof(int)}; }
+  int64_t bytes_of_counts() const { return (num_lists() + 1) * int64_t{sizeof(int)}; }
   int64_t bytes_of_ranks() const { return num_lists() * query_tiles * int64_t{sizeof(uint16_t)}; }
 
   static MaskIterations of(const attention::AttentionParams& p, const LoopOrder& order) {

@@ -52,10 +52,15 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
   return dims.qk <= 64 ? 1.5 : 1;
 }
 
-// How many pairs of one loop direction, at least, an L2 head group has where lists of blocks are sparse. Key tiles in
-// flight then belong to more heads, so that fewer of them add to the same query tile. More pairs would not fit L2
-// (docs/kernels/log/sm90_backward.md, "Key tiles of sparse lists").
-int64_t least_sparse_pairs(sm90::HeadDims dims) { return dims.qk <= 64 ? 4 : 2; }
+// How many pairs of one loop direction, at least, an L2 head group has where a mask makes key tiles wait for each
+// other. Key tiles in flight then belong to more heads, so that fewer of them add to the same query tile. With lists of
+// blocks, L2 would not hold what more pairs read; with other masks, more pairs than these gain little
+// (docs/kernels/log/sm90_backward.md, "Key tiles of sparse lists" and "Global tokens that see everything"). 0: the
+// pairs of a group never change. A packed batch may be of sequences that have little in common.
+int64_t least_waiting_pairs(const BackwardParams& p, sm90::HeadDims dims) {
+  if (p.score_mod.blocks.present()) return dims.qk <= 64 ? 4 : 2;
+  return p.score_mod.hides_keys() && !is_packed(p) ? 8 : 0;
+}
 
 // Augmented columns pay from this many tiles of 64 queries, or of 128 keys, on where scores are only scaled, at head
 // dims other than 96. They take four times the bytes of the statistics, which short calls would wait for.
@@ -268,8 +273,8 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
     const double tiles = head_group_waves(dims, query_tiles) * static_cast<double>(blocks);
     const int64_t most = std::max(static_cast<int64_t>(tiles / order.phase_tiles), int64_t{1});
     order.head_group_pairs = pairs_of_head_group(order, most);
-    if (const int64_t least = least_sparse_pairs(dims); p.score_mod.blocks.present() && most < least) {
-      order.sparse_group_pairs = static_cast<uint16_t>(pairs_of_head_group(order, least));
+    if (const int64_t least = least_waiting_pairs(p, dims); most < least) {
+      order.waiting_group_pairs = static_cast<uint16_t>(pairs_of_head_group(order, least));
     }
   }
   return order;
@@ -342,7 +347,7 @@ int64_t key_tile_table_bytes(const BackwardPlan& plan, const BackwardParams& p) 
   if (plan.query_chunks.present()) return work_tiles * QueryChunks::kWorkBytes;
   if (!p.score_mod.hides_keys()) return work_tiles * LoopOrder::kWorkBytes;
   const int64_t division = plan.part_sums > 0 ? KeyTileParts::division_bytes(work_tiles) : 0;
-  return (work_tiles + plan.part_sums) * KeyTileParts::kWorkBytes + division;
+  return KeyTileParts::table_entries(work_tiles, plan.part_sums) * KeyTileParts::kWorkBytes + division;
 }
 
 // The pairs of a launch with query chunks: as many as have room for partial dK and dV, in about equal launches. Shares

@@ -223,9 +223,9 @@ struct ChunkedKeyStationaryArguments : KeyStationaryArguments {
 cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream);
 cudaError_t list_key_tiles(const ChunkedKeyStationaryArguments& args, cudaStream_t stream);
 
-// How many entries the table has where there is a mask. With parts, the last ones may say that there are no more.
+// How many entries the table has where there is a mask.
 FLASH_HOST_DEVICE uint32_t num_masked_work_tiles(const KeyStationaryArguments& args) {
-  return args.order.num_work_tiles() + static_cast<uint32_t>(args.mask.part_sums);
+  return KeyTileParts::table_entries(args.order.num_work_tiles(), args.mask.part_sums);
 }
 
 // Launches the kernels that write args.mask. It launches nothing where there is no mask.

@@ -5,6 +5,7 @@
 
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
+#include "kernels/sm90/backward/key_stationary/sampled_lists.cuh"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
@@ -130,51 +131,6 @@ struct KeyTileList {
                                                                 visibility.queries_of<int>(end - 1, sequence));
     if (end < first + kWarpgroupKeys) range.full_begin = range.full_end = 0;
     return range;
-  }
-};
-
-// A sample of the lists of iterations tells whether lists of blocks are sparse. All CTAs get the same answer.
-struct SampledLists {
-  const KeyStationaryArguments& args;
-
-  // The order of work tiles. All threads of the CTA must call this.
-  __device__ __forceinline__ LoopOrder order() const {
-    return args.order.sparse_group_pairs > 0 && are_sparse() ? args.order.of_sparse_lists() : args.order;
-  }
-
- private:
-  static constexpr int kSamples = 512;
-
-  __device__ __forceinline__ bool are_sparse() const {
-    __shared__ uint32_t iterations;
-    __shared__ uint32_t visible;
-    if (threadIdx.x == 0) iterations = visible = 0;
-    __syncthreads();
-    const auto lists = static_cast<uint32_t>(args.mask.num_lists());
-    const uint32_t samples = min(lists, static_cast<uint32_t>(kSamples));
-    uint32_t own_iterations = 0;
-    uint32_t own_visible = 0;
-    for (uint32_t i = threadIdx.x; i < samples; i += blockDim.x) {
-      // Spread by a prime: evenly spaced lists would be those of a few key tiles only.
-      const auto list = static_cast<uint32_t>(uint64_t{i} * 2654435761u % lists);
-      own_iterations += static_cast<uint32_t>(args.mask.counts[list]);
-      own_visible += visible_iterations(list);
-    }
-    atomicAdd(&iterations, own_iterations);
-    atomicAdd(&visible, own_visible);
-    __syncthreads();
-    return LoopOrder::is_sparse(iterations, visible);
-  }
-
-  // How many iterations a list's key tile has without the mask.
-  __device__ __forceinline__ uint32_t visible_iterations(uint32_t list) const {
-    const auto plane = list / static_cast<uint32_t>(args.mask.key_tiles);
-    const auto tile = static_cast<int>(list - plane * static_cast<uint32_t>(args.mask.key_tiles));
-    const int batch = static_cast<int>(plane) / (args.mask.directions * args.mask.mask_heads);
-    const attention::Sequence sequence = args.params.sequences.at(batch);
-    if (tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0) return 0;
-    const LoopOrder::Tiles seen_by = LoopOrder::visible_query_tiles(args.params.visibility, sequence, tile);
-    return seen_by.empty() ? 0 : static_cast<uint32_t>(seen_by.end - seen_by.begin);
   }
 };
 

@@ -132,6 +132,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   if (parts.mask_bits.present()) {
     args.mask = MaskIterations::in(parts.mask_bits.in<void>(workspace), p, plan.order);
     args.mask.part_sums = plan.part_sums;
+    args.mask.ctas = static_cast<int>(plan.persistent_ctas);
   }
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
   if (error == cudaSuccess && p.score_mod.bias.present())

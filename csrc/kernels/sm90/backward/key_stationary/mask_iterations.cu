@@ -1,5 +1,6 @@
 // Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, or looks at intervals and blocks, the
-// next one ranks the contributors that are left, and the last one lists the iterations.
+// next one ranks the contributors that are left and counts those of each query tile, and the last one lists the
+// iterations.
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/interval_rows.cuh"
@@ -15,6 +16,11 @@ constexpr int kQueries = LoopOrder::kQueries;
 constexpr int kWarpSize = 32;
 constexpr int kGroupKeys = 16;  // of a warp of the backward kernel
 constexpr int kGroups = kKeys / kGroupKeys;
+
+// Called by each of the first kernels; ranks_kernel raises the number.
+__device__ __forceinline__ void clear_most_contributors(const MaskIterations& iterations) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *iterations.most_contributors = 0;
+}
 
 // A tile of the mask as it is stored. Its bits pass through shared memory in an order that takes few instructions.
 // Otherwise instructions would bound the kernel, not memory.
@@ -102,6 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   uint32_t index = blockIdx.x;
+  clear_most_contributors(iterations);
   const auto next = [&](const attention::Divisor& count) {
     const uint32_t rest = count.quotient(index);
     const auto at = static_cast<int>(index - rest * count.divisor);
@@ -172,6 +179,7 @@ __global__ void __launch_bounds__(kThreads) block_flags_kernel(const __grid_cons
                                                                const __grid_constant__ MaskIterations iterations) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
+  clear_most_contributors(iterations);
   const auto query_groups = static_cast<uint32_t>(LoopOrder::num_tiles(iterations.query_tiles, kThreads));
   const auto key_groups = static_cast<uint32_t>(LoopOrder::num_tiles(iterations.key_tiles, kKeyTilesAtOnce));
   const uint32_t rest = blockIdx.x / query_groups;
@@ -203,6 +211,7 @@ __global__ void __launch_bounds__(kThreads) selected_flags_kernel(const __grid_c
   static_assert(common::IntervalRows::kQueries == kQueries && kThreads / kWarpSize >= common::IntervalRows::kMost);
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
+  clear_most_contributors(iterations);
   const auto query_tiles = static_cast<uint32_t>(iterations.query_tiles);
   const auto heads = static_cast<uint32_t>(iterations.mask_heads);
   const uint32_t pair = blockIdx.x / query_tiles;
@@ -320,6 +329,8 @@ __global__ void __launch_bounds__(kThreads) ranks_kernel(const __grid_constant__
       plane.direction != LoopDirection::kAscending)
     mask.descends[mask.plane(plane.batch, plane.head)] = 2 * before >= LoopOrder::num_tiles(sequence.num_keys, kKeys);
   if (last >= 0) ranks[int64_t{last} * mask.query_tiles] |= MaskIterations::kIsLast;
+  // Most warps find as many there already, and atomic operations on one word come one after the other.
+  if (before > *static_cast<volatile int*>(mask.most_contributors)) atomicMax(mask.most_contributors, before);
 }
 
 // The list of a key tile. It has a thread for each iteration.
