@@ -19,7 +19,8 @@ struct SampledLists {
  private:
   static constexpr int kSamples = 512;
 
-  // Lists of blocks only have the first reason to wait, other masks only the second one.
+  // Key tiles of lists of blocks wait where the lists are sparse, those of other masks where a query tile has a long
+  // queue.
   __device__ __forceinline__ bool key_tiles_wait() const {
     __shared__ uint32_t iterations;
     __shared__ uint32_t visible;
