@@ -187,6 +187,9 @@ struct BackwardPlan {
   int64_t dbias_splits = 1;  // kOverBatch, kRelative, kRelativeOverBatch: CTAs that share the batch entries of a tile
 
   int64_t alibi_partials_per_head = 0;
+  // Of sm90::kSlopeGradientConfigs. kNoSlopeRow: slopes have no gradient, or portable kernels compute it.
+  static constexpr int kNoSlopeRow = -1;
+  int slope_row = kNoSlopeRow;
 
   struct Workspace {
     int64_t bytes = 0;

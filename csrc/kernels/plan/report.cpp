@@ -267,6 +267,7 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       break;
   }
   columns.add_above_one("dbias_splits", plan.dbias_splits);
+  columns.add_if(plan.slope_row != BackwardPlan::kNoSlopeRow, "slope_gradient");
 }
 
 }  // namespace

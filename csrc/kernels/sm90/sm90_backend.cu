@@ -37,6 +37,12 @@ cudaError_t run_planned(const attention::BackwardParams& params, const plan::Bac
                                                  : backward_two_pass<Element, false>(params, plan, workspace, stream);
 }
 
+template <class... Arguments>
+cudaError_t slope_gradient_of(attention::ElementType element, const Arguments&... arguments) {
+  return element == attention::ElementType::kBFloat16 ? slope_gradient<__nv_bfloat16>(arguments...)
+                                                      : slope_gradient<__half>(arguments...);
+}
+
 // Writes the boxes of a relative-position bias, if the plan has them.
 template <class Plan>
 cudaError_t write_boxes_of(const Plan& plan, const attention::AttentionParams& p, void* workspace,
@@ -113,6 +119,9 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
   }
   error = p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
                                                          : run_planned<__half>(p, plan, workspace, stream);
+  if (error == cudaSuccess && plan.slope_row != plan::BackwardPlan::kNoSlopeRow) {
+    error = slope_gradient_of(p.element, p, plan, workspace, stream);
+  }
   p.dbias = params.dbias;
   return error == cudaSuccess && sums_rows ? sum_rows(p, stream) : error;
 }

@@ -45,4 +45,9 @@ template <class Element, bool kDqFromTiles>
 cudaError_t backward_two_pass(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream);
 
+// The gradient of ALiBi slopes: a partial sum for each work tile (common::launch_dalibi adds them).
+template <class Element>
+cudaError_t slope_gradient(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                           cudaStream_t stream);
+
 }  // namespace flash_attn_ext::sm90

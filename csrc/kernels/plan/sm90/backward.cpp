@@ -4,6 +4,7 @@
 
 #include "attention/division.h"
 #include "kernels/config/key_stationary.h"
+#include "kernels/config/slope_gradient.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80/sm80.h"
@@ -433,14 +434,29 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
   return plan_backward_two_pass(p, limits);
 }
 
+// Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
+void plan_slope_gradient(BackwardPlan& plan, const BackwardParams& p) {
+  const auto* const row = std::ranges::find_if(sm90::kSlopeGradientConfigs, [&](const sm90::SlopeGradientConfig& row) {
+    return largest_head_dim(p) <= row.head_dim;
+  });
+  if (!has_only_alibi(p) || row == std::end(sm90::kSlopeGradientConfigs)) {
+    plan_dalibi(plan, p);
+    return;
+  }
+  plan.slope_row = static_cast<int>(row - std::begin(sm90::kSlopeGradientConfigs));
+  plan.alibi_partials_per_head = attention::ceil_div(p.sequences.max_seqlen_q, sm90::kSlopeGradientQueries);
+  plan.workspace.alibi_partials =
+      append(plan.workspace.bytes, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
+}
+
 }  // namespace
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
   // A gradient that sums whole rows of dS needs no dS. That of ALiBi slopes, of a relative-position bias, and of a bias
-  // that may not read rounded dS, computes it again, by portable kernels. So no kernel of the matrix gradients computes
-  // them.
+  // that may not read rounded dS, computes it again, by kernels of its own, most of which are portable. So no kernel of
+  // the matrix gradients computes them.
   const bool sums_rows = dbias_is_row_sums(p);
   const bool is_relative = p.score_mod.bias.is_relative();
   const bool recomputes_dbias = p.dbias.present() && !sums_rows && !is_relative && !dbias_may_read_materialised(p);
@@ -464,7 +480,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
     plan_recomputed_dbias(*plan, p);
     plan->exact_delta_of_sums = dbias_is_column_sums(p);
   }
-  if (p.dalibi_slopes != nullptr) plan_dalibi(*plan, p);
+  if (p.dalibi_slopes != nullptr) plan_slope_gradient(*plan, p);
   return *std::move(plan);
 }
 

@@ -24,11 +24,14 @@ bool has_bias_boxes(const attention::BroadcastView& bias) {
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
 }
 
-bool has_causal_alibi(const attention::AttentionParams& p) {
+bool has_only_alibi(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;
   others.alibi = {};
-  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout) && others.scale > 0.0 &&
-         p.visibility.right == 0;
+  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout);
+}
+
+bool has_causal_alibi(const attention::AttentionParams& p) {
+  return has_only_alibi(p) && p.score_mod.scale > 0.0 && p.visibility.right == 0;
 }
 
 bool has_only_softcap(const attention::AttentionParams& p) {

@@ -33,6 +33,9 @@ bool may_write_bias_boxes(const attention::AttentionParams& params, const Limits
 // score_mode_sm90() where a bias without memory for its boxes is for generic kernels, which read it in place.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params, const Limits& limits);
 
+// Whether scores are scaled by any number and changed by ALiBi slopes only.
+bool has_only_alibi(const attention::AttentionParams& params);
+
 // Whether scores are scaled by a positive number and changed by ALiBi slopes only, and no query sees a later key.
 // ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);
