@@ -47,6 +47,8 @@ struct BroadcastView {
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
   // Of all views only that of a relative-position bias has a negative stride: tensors have none.
   FLASH_HOST_DEVICE bool is_relative() const { return query_stride < 0; }
+  // Whether all queries of a head have the same values, and its keys have values of their own.
+  FLASH_HOST_DEVICE bool is_of_keys() const { return present() && query_stride == 0 && key_stride != 0; }
   FLASH_HOST_DEVICE int64_t offset(const Coordinate& at) const {
     return at.batch * batch_stride + at.head * head_stride + at.query * query_stride + at.key * key_stride;
   }

@@ -174,6 +174,20 @@ HOPPER = [
         wanted=WITHOUT_EXTRAS,
     ),
     hopper(
+        case(2048, alibi="h", causal="bottom_right"),
+        dict(score_mode="causal ALiBi"),
+        key_stationary("causal ALiBi", slope_gradient=True),
+    ),
+    hopper(case(700, d=128, alibi="h", window=(90, 40)), dict(score_mode="generic"), two_pass(slope_gradient=True)),
+    hopper(case(700, d=256, alibi="h"), dict(score_mode="generic"), two_pass(slope_gradient=True)),
+    hopper(case(2048, bias="b11k"), dict(score_mode="key bias"), key_stationary("key bias"), wanted=WITHOUT_EXTRAS),
+    hopper(
+        case(2048, d=128, bias="bh1k", dropout_p=0.2),
+        dict(score_mode="key bias and dropout"),
+        key_stationary("key bias and dropout"),
+        wanted=WITHOUT_EXTRAS,
+    ),
+    hopper(
         case(2048, bias="1hqk"),
         dict(score_mode="bias and mask"),
         key_stationary("bias and mask"),

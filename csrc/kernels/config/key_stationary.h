@@ -98,6 +98,17 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kKeyBias, .adds_statistics = true},
+    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kKeyBias, .adds_statistics = true},
+    {.dims = {128, 128},
+     .tile = kKeyStationaryTile128,
+     .score = ScoreMode::kKeyBias,
+     .pre_signals_dq = true,
+     .adds_statistics = true},
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kKeyBiasDropout},
+    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kKeyBiasDropout},
+    {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kKeyBiasDropout},
+
     // Only a softcap. With anything else that changes scores, the two-pass kernels run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kSoftcap},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kSoftcap, .pre_signals_dq = true},

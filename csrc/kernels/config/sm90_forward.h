@@ -57,14 +57,16 @@ struct ForwardConfig {
   }
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
   constexpr bool has_bias() const { return score == ScoreMode::kGeneric || score == ScoreMode::kBiasMask; }
+  constexpr bool has_key_bias() const { return score == ScoreMode::kKeyBias || score == ScoreMode::kKeyBiasDropout; }
   constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
   // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
   constexpr bool modifies_scores() const {
-    return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kCausalAlibi;
+    return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kCausalAlibi || has_key_bias();
   }
   // Whether a call can take the row, given whether it wants row_max. Kernels that read a bias serve both.
   constexpr bool suits(bool wants_row_max) const { return row_max == wants_row_max || has_bias(); }
-  constexpr bool may_drop() const { return score == ScoreMode::kGeneric || score == ScoreMode::kDropout; }
+  constexpr bool always_drops() const { return score == ScoreMode::kDropout || score == ScoreMode::kKeyBiasDropout; }
+  constexpr bool may_drop() const { return score == ScoreMode::kGeneric || always_drops(); }
 
   bool operator==(const ForwardConfig&) const = default;
 };
@@ -180,6 +182,15 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
     {.dims = {128, 128}, .score = ScoreMode::kCausalAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+
+    {.dims = {64, 64}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .early_lse = true, .rounded_sums = true},
+    {.dims = {64, 64}, .score = ScoreMode::kKeyBiasDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kKeyBiasDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
 
     // Shared memory holds tiles of the bias beside one stage of Q.
     {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128, .row_max = true},

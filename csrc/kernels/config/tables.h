@@ -14,6 +14,8 @@ enum class ScoreMode {
   kMask,                    // scale and a boolean mask, intervals or lists of blocks
   kSoftcap,                 // a scale of any sign, then a softcap
   kCausalAlibi,             // a positive scale and ALiBi slopes, where no query sees a later key
+  kKeyBias,                 // a positive scale and a bias that is broadcast along queries, which see all keys
+  kKeyBiasDropout,          // the same and dropout
   kBiasMask,                // scale and a bias, a mask or both
   kGenericWithoutBiasMask,  // everything but a bias and a mask
   kGeneric,                 // everything
@@ -31,6 +33,10 @@ constexpr const char* name_of(ScoreMode score) {
       return "softcap";
     case ScoreMode::kCausalAlibi:
       return "causal ALiBi";
+    case ScoreMode::kKeyBias:
+      return "key bias";
+    case ScoreMode::kKeyBiasDropout:
+      return "key bias and dropout";
     case ScoreMode::kBiasMask:
       return "bias and mask";
     case ScoreMode::kGenericWithoutBiasMask:

@@ -99,6 +99,56 @@ struct CausalAlibi {
   }
 };
 
+// q.k -> score with a bias that is broadcast along queries, whose keys follow each other in memory. A thread reads
+// those of its columns while S is computed.
+template <class Element, class Acc>
+struct KeyBias {
+  float scale;
+  const Element* of_first_column = nullptr;  // of the thread, in tiles that begin with key 0
+  uint32_t pairs[Acc::kColumnTiles];         // of neighbouring keys of the tile
+
+  __device__ __forceinline__ explicit KeyBias(const attention::ScoreMod& mod) : scale(static_cast<float>(mod.scale)) {}
+
+  // Prepares the rows of a work tile.
+  template <class Tile>
+  __device__ __forceinline__ void start(const Tile& where) {
+    const attention::BroadcastView& bias = where.p.score_mod.bias;
+    of_first_column = static_cast<const Element*>(bias.data) +
+                      bias.offset({where.coord.sequence.batch, where.coord.head, 0, Acc::column(0, 0)});
+  }
+
+  // Reads the bias of a tile of keys, of which `keys` exist.
+  __device__ __forceinline__ void read(int first_key, int keys) {
+    const Element* const of_tile = of_first_column + first_key;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(of_first_column) % sizeof(uint32_t) == 0;
+    if (is_aligned && keys >= 8 * Acc::kColumnTiles) {
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; ++j) pairs[j] = __ldg(reinterpret_cast<const uint32_t*>(of_tile + 8 * j));
+      return;
+    }
+    const int last = keys - 1 - Acc::column(0, 0);
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+      const auto bits = [&](int e) {
+        return static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(of_tile) + min(8 * j + e, last)));
+      };
+      pairs[j] = bits(0) | bits(1) << 16;
+    }
+  }
+
+  __device__ __forceinline__ void apply(Acc& scores) const {
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+      const float2 bias = ptx::unpack(pairs[j], Element{});
+#pragma unroll
+      for (int r = 0; r < Acc::kThreadRows; ++r) {
+        scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), scale, bias.x);
+        scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), scale, bias.y);
+      }
+    }
+  }
+};
+
 // q.k -> score, for the softmax. kGeneric: any feature may change it; otherwise only a bias or mask. folds_scale: the
 // softmax multiplies by the scale.
 template <bool kGeneric, class Tile, class BiasMask>

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flash_attn_ext.cli.bench.feature_suites import SOFTCAP, gpt_oss
-from flash_attn_ext.cli.bench.workload import BATCH_MASK, HEAD_BIAS, PADDING_MASK, Workload
+from flash_attn_ext.cli.bench.workload import BATCH_MASK, HEAD_BIAS, PADDING_BIAS, PADDING_MASK, Workload
 
 FUSED = ("flash", "efficient", "cudnn")
 OF_LONG = ("flash", "cudnn", "fa3", "fa4")
@@ -40,6 +40,11 @@ def _with_biases() -> Iterator[Workload]:
 
 def _encoders() -> Iterator[Workload]:
     yield _row("BERT, padding", (32, 12, 512, 64), ("efficient", "cudnn", "flex"), mask=PADDING_MASK)
+    # Padding as nn.MultiheadAttention adds it to scores.
+    added: dict[str, Any] = dict(bias=PADDING_BIAS)
+    yield _row("BERT, added padding", (32, 12, 512, 64), ("efficient", "cudnn"), **added)
+    yield _row("BERT, added padding, dropout", (32, 12, 512, 64), ("efficient", "cudnn"), dropout_p=0.1, **added)
+    yield _row("Encoder, added padding", (8, 16, 2048, 128), ("efficient", "cudnn"), **added)
     yield _row("BERT, short", (64, 12, 128, 64), FUSED)
     yield _row("Whisper", (8, 20, 1500, 64), FUSED)
 

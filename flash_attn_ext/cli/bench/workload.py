@@ -16,7 +16,7 @@ FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 
 SQUARE_MASK, PADDING_MASK, BATCH_MASK = "mask [S,S]", "mask [B,1,1,S]", "mask [B,1,S,S]"
 T5_TABLE, SWIN_TABLE = "table of T5", "table of Swin"
-SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
+SQUARE_BIAS, HEAD_BIAS, PADDING_BIAS = "bias [S,S]", "bias [1,H,S,S]", "bias [B,1,1,S]"
 # The value of `own` for our function by its name. Our call is then PyTorch's function, with its operators replaced
 # through torch.nn.attention.
 DIRECT = "direct"
@@ -169,13 +169,13 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
         shape = square if workload.mask == SQUARE_MASK else (workload.batch, 1, *square)
         inputs.mask = torch.rand(shape, generator=generator, device=device) < 0.7
     elif workload.mask == PADDING_MASK:
-        shortest = workload.seqlen // 2
-        lengths = shortest + torch.arange(workload.batch, device=device) * shortest // max(workload.batch - 1, 1)
-        inputs.mask = (torch.arange(workload.seqlen, device=device) < lengths[:, None])[:, None, None]
+        inputs.mask = _tokens(workload, device)
     if workload.bias == SQUARE_BIAS:
         inputs.bias = normal(*square)
     elif workload.bias == HEAD_BIAS:
         inputs.bias = normal(1, workload.num_heads, *square)
+    elif workload.bias == PADDING_BIAS:
+        inputs.bias = q.new_zeros(()).where(_tokens(workload, device), float("-inf"))
     if workload.structure is not None:
         inputs.intervals = STRUCTURES[workload.structure].intervals(workload.seqlen, q.device).tensor
     if workload.blocks is not None:
@@ -188,3 +188,10 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
         ends = torch.tensor(workload.lengths).cumsum(0)
         inputs.cu_seqlens = torch.cat([ends.new_zeros(1), ends]).to(device, torch.int32)
     return inputs
+
+
+def _tokens(workload: Workload, device: str) -> Tensor:
+    """(B, 1, 1, S), True where a key is no padding. Sequences have from half of the tokens on to all of them."""
+    shortest = workload.seqlen // 2
+    lengths = shortest + torch.arange(workload.batch, device=device) * shortest // max(workload.batch - 1, 1)
+    return (torch.arange(workload.seqlen, device=device) < lengths[:, None])[:, None, None]

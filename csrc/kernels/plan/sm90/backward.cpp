@@ -79,6 +79,7 @@ ScoreMode key_stationary_score(const BackwardParams& p) {
   if (has_only_softcap(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
     return ScoreMode::kSoftcap;
   }
+  if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
 }
 
@@ -133,6 +134,9 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kSoftcap:
     case ScoreMode::kMask:
       return !has_few_queries(p);
+    case ScoreMode::kKeyBias:
+    case ScoreMode::kKeyBiasDropout:
+      return !has_few_queries(p) && !p.dbias.present();
     case ScoreMode::kBiasMask:
       return !has_few_queries(p) && !p.score_mod.hides_keys() && (!p.dbias.present() || takes_dbias_over_batch(p));
     default:
@@ -156,6 +160,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t tiles = p.batch * p.num_heads_k * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
   const int64_t waves = attention::ceil_div(tiles, limits.sms);
   const PortableBackward portable = portable_backward(waves);
+  if (key_bias_score(p)) return !takes_key_stationary(p);
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:
       return queries <= portable.queries || tokens <= portable.tokens;

@@ -85,6 +85,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
   if (tokens <= kPortableTokens) return true;
+  if (key_bias_score(p)) return false;
   switch (score_mode_sm90(p, limits)) {
     case ScoreMode::kScaleOnly:
       if (takes_single_tile(p)) return false;
@@ -218,6 +219,7 @@ int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
 // Of calls that need generic kernels in the backward pass, some need less here.
 ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
   if (has_only_softcap(p)) return ScoreMode::kSoftcap;
+  if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 

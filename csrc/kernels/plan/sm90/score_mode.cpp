@@ -1,4 +1,6 @@
 // Plans which score mode a call has on Hopper.
+#include <optional>
+
 #include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/relative_bias_boxes.h"
@@ -32,6 +34,15 @@ bool has_only_alibi(const attention::AttentionParams& p) {
 
 bool has_causal_alibi(const attention::AttentionParams& p) {
   return has_only_alibi(p) && p.score_mod.scale > 0.0 && p.visibility.right == 0;
+}
+
+std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& p) {
+  attention::ScoreMod others = p.score_mod;
+  others.bias = {};
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  const bool is_alone = bias.is_of_keys() && others.plain() && others.scale > 0.0 && p.visibility.unlimited();
+  if (!is_alone || bias.key_stride != 1 || bias.element != p.element) return std::nullopt;
+  return p.dropout.enabled() ? ScoreMode::kKeyBiasDropout : ScoreMode::kKeyBias;
 }
 
 bool has_only_softcap(const attention::AttentionParams& p) {

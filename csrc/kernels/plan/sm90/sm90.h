@@ -40,6 +40,9 @@ bool has_only_alibi(const attention::AttentionParams& params);
 // ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);
 
+// kKeyBias or kKeyBiasDropout, where one of these is all that a call needs.
+std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& params);
+
 // Whether scores are scaled by any number and changed by a softcap only.
 bool has_only_softcap(const attention::AttentionParams& params);
 

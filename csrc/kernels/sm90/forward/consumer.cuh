@@ -161,6 +161,9 @@ struct ForwardConsumer {
       args.params.score_mod};
   static constexpr bool kAlibi = Traits::kConfig.score == ScoreMode::kCausalAlibi;
   [[no_unique_address]] std::conditional_t<kAlibi, CausalAlibi, Unchanged> alibi{args.params.score_mod};
+  static constexpr bool kKeyBias = Traits::kConfig.has_key_bias();
+  [[no_unique_address]] std::conditional_t<kKeyBias, KeyBias<Element, Scores>, Unchanged> key_bias{
+      args.params.score_mod};
 
   Scores scores;
   typename Traits::Output out;
@@ -300,6 +303,10 @@ struct ForwardConsumer {
     if constexpr (Traits::kConfig.has_bias_or_mask())
       bias_mask.start(where_of(work, n), args.params.score_mod.hides_keys());
     if constexpr (kAlibi) alibi.start(where_of(work, n));
+    if constexpr (kKeyBias) {
+      key_bias.start(where_of(work, n));
+      read_key_bias(work, n);
+    }
     queries.wait();
     await_keys(n);
     const bool in_ping_pong = n + 1 != uniform(work.end);
@@ -329,6 +336,7 @@ struct ForwardConsumer {
     issue_qk_gemm();
     if constexpr (kOverlaps) issue_pv_gemm();
     ping_pong_arrive<Traits>(warpgroup);
+    if constexpr (kKeyBias) read_key_bias(work, n);
     ptx::wait_wgmma<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
@@ -336,7 +344,7 @@ struct ForwardConsumer {
       if constexpr (Traits::kConfig.late_pv_wait) await_values_after(computed);
     });
     drop(work, n);
-    if constexpr (Traits::kConfig.score == ScoreMode::kDropout) {
+    if constexpr (Traits::kConfig.always_drops()) {
       await_values_after(softmax.total());
     } else if constexpr (kOverlaps && !Traits::kConfig.late_pv_wait) {
       await_values();
@@ -380,7 +388,12 @@ struct ForwardConsumer {
           [&](int r, int, int j, int e, int) { scores.at(r, j, e) = softcap(scores.at(r, j, e)); });
     }
     if constexpr (kAlibi) alibi.apply(scores, n * kKeys);
+    if constexpr (kKeyBias) key_bias.apply(scores);
     if (!kFull && !own.full(n)) where.hide_invisible(scores);
+  }
+
+  __device__ __forceinline__ void read_key_bias(const Work& work, int n) {
+    key_bias.read(n * kKeys, static_cast<int>(work.coord.sequence.num_keys) - n * kKeys);
   }
 
   __device__ __forceinline__ void drop(const Work& work, int n) {
@@ -395,7 +408,7 @@ struct ForwardConsumer {
 
   __device__ __forceinline__ bool folds_scale() const {
     if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) return false;
-    if constexpr (kAlibi) return false;
+    if constexpr (kAlibi || kKeyBias) return false;
     return !Traits::kConfig.modifies_scores() || args.params.score_mod.only_scales();
   }
   __device__ __forceinline__ Exponent exponent() const {

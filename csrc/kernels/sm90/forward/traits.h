@@ -83,8 +83,9 @@ struct ForwardTraits {
       ForwardArguments<std::conditional_t<kConfig.row_max, attention::ForwardParams, attention::BasicForwardParams>>;
   static constexpr float kRescaleThresholdLog2 = kConfig.rounded_sums ? 8.0f : 0.0f;
 
-  // Keeps the row maximum of the first tile of keys while the sums stay in range. float16 has no range to spare.
-  static constexpr bool kKeepsFirstMaximum = kConfig.rounded_sums && kIsBfloat16;
+  // Keeps the row maximum of the first tile of keys while the sums stay in range. float16 has no range to spare. With a
+  // key bias the first tile is often padding, of which the maximum says nothing.
+  static constexpr bool kKeepsFirstMaximum = kConfig.rounded_sums && kIsBfloat16 && !kConfig.has_key_bias();
 
   using QTile = tile::SmemTile<Element, tile::kWarpgroupRows, kDims.qk>;
   using KTile = tile::SmemTile<Element, kConfig.block_n, kDims.qk>;

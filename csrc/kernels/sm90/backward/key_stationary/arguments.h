@@ -93,6 +93,22 @@ constexpr bool keeps_shift(bool adds_statistics) {
   return adds_statistics && std::is_same_v<Element, __nv_bfloat16>;
 }
 
+// The number that is subtracted from a head's key bias and from the LSEs of its queries, since the difference of two
+// large numbers would be inexact. It is the LSE of the first query: all queries see the same keys, so their LSEs differ
+// no more than their products with keys do. Beside a larger number than kMost, scores had lost digits in the forward
+// pass, as they do where a mask has the smallest finite number for every key. The reference is NaN then, and so are the
+// head's gradients, which are computed again (common/repair).
+struct KeyBiasReference {
+  static constexpr float kMost = 0x1p14f;
+
+  __device__ __forceinline__ static float of(const attention::BackwardParams& p, int64_t batch, int64_t head,
+                                             int64_t first_query) {
+    const float lse = *p.lse.at<const float>(batch, head, first_query);
+    if (lse == -INFINITY) return 0.0f;
+    return fabsf(lse) <= kMost ? lse : NAN;
+  }
+};
+
 // A query tile, by its index in the sequence.
 struct QueryTile {
   int batch;

@@ -81,8 +81,9 @@ struct KeyScores {
   const KeyStationaryShared<Traits>& shared;
   // The factor of dP - delta in dS, in float16: P, times the derivative of a softcap.
   std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;
-  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;           // of the iteration
-  std::conditional_t<Traits::kAlibi, float[Scores::kThreadRows], NotHeld> alibi;  // of the keys, and the shift
+  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;  // of the iteration
+  // What ALiBi or a key bias adds to the exponents of the thread's keys, and where the LSE has no shift, the shift.
+  std::conditional_t<Traits::kAlibi || Traits::kKeyBias, float[Scores::kThreadRows], NotHeld> of_keys;
 
   // ALiBi of an iteration is slope * (key - query - diagonal), since no query sees a later key. The part that depends
   // on the query's row in its tile is in the LSE (statistics.cuh). slope: times log2(e). distance: from the diagonal
@@ -90,7 +91,12 @@ struct KeyScores {
   __device__ __forceinline__ void add_alibi(float slope, int distance) {
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r)
-      alibi[r] = fmaf(slope, static_cast<float>(distance + Scores::row(r) - Scores::row(0)), args.shift);
+      of_keys[r] = fmaf(slope, static_cast<float>(distance + Scores::row(r) - Scores::row(0)), args.shift);
+  }
+
+  // bias: of the thread's key of row r.
+  __device__ __forceinline__ void add_key_bias(int r, float bias) {
+    of_keys[r] = fmaf(bias, kLog2e, Traits::kConfig.adds_statistics ? args.shift : 0.0f);
   }
 
   // With a softcap, c tanh(scale s / c) = c (1 + y), where y = -2 / (1 + exp(2 scale s / c)). S -> y.
@@ -153,6 +159,10 @@ struct KeyScores {
           // The subtraction comes before the factor log2(e): scores may be as low as the smallest finite number.
           low = ptx::exp2(fmaf(fmaf(scores.at(r, j, 0), args.scale, added.x) - lse.x, kLog2e, -residual.x));
           high = ptx::exp2(fmaf(fmaf(scores.at(r, j, 1), args.scale, added.y) - lse.y, kLog2e, -residual.y));
+        } else if constexpr (Traits::kKeyBias) {
+          const float2 lse = statistic(stage, 0, j);
+          low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, of_keys[r] - lse.x));
+          high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, of_keys[r] - lse.y));
         } else {
           const float2 lse = statistic(stage, 0, j);
           low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x));
@@ -203,8 +213,8 @@ struct KeyScores {
 
  private:
   __device__ __forceinline__ float shift([[maybe_unused]] int r) const {
-    if constexpr (Traits::kAlibi) {
-      return alibi[r];
+    if constexpr (Traits::kAlibi || Traits::kKeyBias) {
+      return of_keys[r];
     } else {
       return args.shift;
     }

@@ -137,6 +137,7 @@ struct KeyWarpgroup {
     }
     if constexpr (Traits::kMasked) unmasked.hide(scores);
     if constexpr (Traits::kAlibi) add_alibi(work, shared.iteration(state));
+    if constexpr (Traits::kKeyBias) add_key_bias(work, shared.iteration(state));
     if constexpr (Traits::kBiased) wait_for_dout();  // and for the bias
     to_gradients.exponentiate(scores, p, state.stage, own_dscores());
     issue_dp_gemm();
@@ -176,6 +177,17 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void add_alibi(const KeyTileWork& work, const AlibiIteration& iteration) {
     const int key = work.contributor.tile * Traits::kKeys + warp_row() + Scores::row(0);
     to_gradients.add_alibi(iteration.slope, key - iteration.first_diagonal);
+  }
+
+  // The bias of keys that the sequence does not have is that of its last key. Their P is never stored.
+  __device__ __forceinline__ void add_key_bias(const KeyTileWork& work, const KeyBiasIteration& iteration) {
+    const auto* const of_head = static_cast<const Element*>(iteration.of_head);
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      const int key = work.contributor.tile * Traits::kKeys + warp_row() + Scores::row(r);
+      const auto of_key = static_cast<float>(of_head[min(key, work.contributor.num_keys - 1)]);
+      to_gradients.add_key_bias(r, of_key - iteration.reference);
+    }
   }
 
   __device__ __forceinline__ void read_unmasked(const KeyTileWork& work, const MaskedIteration& iteration) {

@@ -135,7 +135,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
     args.mask.ctas = static_cast<int>(plan.persistent_ctas);
   }
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
-  if (error == cudaSuccess && p.score_mod.bias.present())
+  if (error == cudaSuccess && config.score == ScoreMode::kBiasMask)
     error = make_bias_map(args.bias, p, parts.bias_boxes.in<void>(workspace));
   if (error == cudaSuccess) error = list_mask_iterations(args, stream);
   if (error == cudaSuccess) error = divide_key_tiles(args, plan.persistent_ctas, stream);

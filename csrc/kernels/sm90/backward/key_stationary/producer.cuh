@@ -226,6 +226,7 @@ struct KeyStationaryProducer {
                                           .ends_tile = left == 1,
                                           .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
       if constexpr (Traits::kAlibi) describe_alibi(work, to);
+      if constexpr (Traits::kKeyBias) describe_key_bias(work, to);
       publish_iteration(work, to, left == work.iterations);
       if (heads_first) {
         if (++head_of_share == work.heads) {
@@ -243,6 +244,12 @@ struct KeyStationaryProducer {
     const int diagonal = work.contributor.end_offset - static_cast<int>(args.params.visibility.right);
     to.first_diagonal = to.query_tile * Traits::kQueries + diagonal;
     to.slope = kLog2e * args.params.score_mod.alibi.at<float>(work.batch, to.head);
+  }
+
+  __device__ __forceinline__ void describe_key_bias(const KeyTileWork& work, KeyBiasIteration& to) const {
+    const attention::BroadcastView& bias = args.params.score_mod.bias;
+    to.reference = KeyBiasReference::of(args.params, work.batch, to.head, work.query_begin);
+    to.of_head = static_cast<const typename Traits::Element*>(bias.data) + bias.offset({work.batch, to.head, 0, 0});
   }
 
   // The copies of an iteration's Q and statistics need not wait for its description. The barrier's phase lasts until

@@ -60,7 +60,7 @@ struct Statistics {
       if (p.dlse.present()) delta -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
       *p.delta.at<float>(sequence.batch, head, first_row + row) = delta;
     }
-    if (lane < kRows) store(index, row, lse + alibi(row), delta, exists);
+    if (lane < kRows) store(index, row, relative_to_key_bias(lse, first_row + row, exists) + alibi(row), delta, exists);
     if (!has_contributors()) clear_dq(first_row, rows);
   }
 
@@ -74,6 +74,14 @@ struct Statistics {
     return slopes.present() ? slopes.at<float>(sequence.batch, at.head) * static_cast<float>(row) : 0.0f;
   }
 
+  // With a key bias, KeyBiasReference is subtracted from the LSE. What rounding left out of that then matters.
+  __device__ __forceinline__ float relative_to_key_bias(float lse, int64_t query, bool exists) const {
+    const attention::BackwardParams& p = args.params;
+    if (!p.score_mod.bias.is_of_keys()) return lse;
+    const float reference = KeyBiasReference::of(p, sequence.batch, at.head, sequence.query_begin);
+    return (lse - reference) + residual(at.head, query, exists);
+  }
+
   // The statistics of a query that sees no key, or does not exist, make its P vanish without a branch.
   __device__ __forceinline__ void store(int index, int row, float lse, float delta, bool exists) const {
     float* const statistics = args.workspace.statistics_of(index);
@@ -85,20 +93,20 @@ struct Statistics {
       columns[1].rows[row] = AugmentedColumns::row(-delta);
       return;
     }
-    const bool is_biased = args.params.score_mod.bias.present();
+    const bool is_biased = args.params.score_mod.bias.present() && !args.params.score_mod.bias.is_of_keys();
     const float own_lse = lse == -INFINITY ? INFINITY : lse;
     statistics[row] = is_biased ? own_lse : own_lse * kLog2e - args.shift;
     statistics[kQueries + row] = delta * exp2f(-args.shift);
     if (is_biased) {
       const int64_t own_row = sequence.query_begin + at.tile * kQueries + row;
-      statistics[2 * kQueries + row] = residual(at.head, own_row, exists) - args.shift;
+      statistics[2 * kQueries + row] = residual(at.head, own_row, exists) * kLog2e - args.shift;
     }
   }
 
-  // log2(e) times what rounding left out of a query's LSE.
+  // What rounding left out of a query's LSE.
   __device__ __forceinline__ float residual(int head, int64_t row, bool exists) const {
     const auto& residuals = args.params.lse_residual;
-    return exists && residuals.present() ? *residuals.at<const float>(sequence.batch, head, row) * kLog2e : 0.0f;
+    return exists && residuals.present() ? *residuals.at<const float>(sequence.batch, head, row) : 0.0f;
   }
 
   // Whether there is a key tile of which the queries see something.

@@ -37,6 +37,12 @@ struct AlibiIteration : QueryIteration {
   float slope;         // times log2(e)
 };
 
+// The same with a key bias.
+struct KeyBiasIteration : QueryIteration {
+  float reference;      // KeyBiasReference
+  const void* of_head;  // its bias
+};
+
 // The begins and ends of an iteration's intervals (MaskIterations::bounds).
 struct alignas(16) IntervalBounds {
   int32_t of_queries[2 * attention::RowIntervals::kMost][LoopOrder::kQueries];
@@ -49,7 +55,8 @@ struct KeyStationaryTraits {
   static constexpr HeadDims kDims = kConfig.dims;
   static constexpr KeyStationaryTile kTile = kConfig.tile;
   static constexpr bool kMasked = kConfig.score == ScoreMode::kMask;
-  static constexpr bool kDrops = kConfig.score == ScoreMode::kDropout;
+  static constexpr bool kKeyBias = kConfig.score == ScoreMode::kKeyBias || kConfig.score == ScoreMode::kKeyBiasDropout;
+  static constexpr bool kDrops = kConfig.score == ScoreMode::kDropout || kConfig.score == ScoreMode::kKeyBiasDropout;
   static constexpr bool kBiased = kConfig.score == ScoreMode::kBiasMask;  // without a mask
   static constexpr bool kAlibi = kConfig.score == ScoreMode::kCausalAlibi;
   static_assert(!kAlibi || kConfig.adds_statistics);
@@ -95,8 +102,9 @@ struct KeyStationaryTraits {
   using DqPipeline = std::conditional_t<kConfig.pre_signals_dq, PreSignalledDqPipeline, WholeDqPipeline>;
 
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Iteration =
-      std::conditional_t<kMasked, MaskedIteration, std::conditional_t<kAlibi, AlibiIteration, QueryIteration>>;
+  using Iteration = std::conditional_t<
+      kMasked, MaskedIteration,
+      std::conditional_t<kAlibi, AlibiIteration, std::conditional_t<kKeyBias, KeyBiasIteration, QueryIteration>>>;
 };
 
 // Named barriers. Barrier 0 is __syncthreads.

@@ -134,8 +134,8 @@ struct SlopeGradientProducer {
     const auto num_queries = static_cast<int>(sequence.num_queries);
     work.batch = static_cast<int>(at.batch);
     work.first_query = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
-    work.index = static_cast<int>((at.batch * p.num_heads_q + head) * args.schedule.tiles +
-                                  work.first_query / Traits::kQueries);
+    work.index =
+        static_cast<int>((at.batch * p.num_heads_q + head) * args.schedule.tiles + work.first_query / Traits::kQueries);
     work.coord = {sequence, head, at.key_head};
     work.begin = INT32_MAX;
     work.end = 0;
@@ -169,9 +169,9 @@ struct SlopeGradientProducer {
     shared.key_pipeline.producer_acquire(key_state);
     ptx::Barrier& full = shared.key_pipeline.full[key_state.stage];
     ptx::arrive_expecting(full, Traits::KeyTile::kBytes);
-    shared.keys[key_state.stage].copy(operand.map, full,
-                                      {0, key, static_cast<int>(work.coord.key_head) * operand.head_step,
-                                       work.batch * operand.batch_step});
+    shared.keys[key_state.stage].copy(
+        operand.map, full,
+        {0, key, static_cast<int>(work.coord.key_head) * operand.head_step, work.batch * operand.batch_step});
     key_state.advance();
   }
 

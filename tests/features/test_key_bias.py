@@ -1,0 +1,116 @@
+"""A bias that is broadcast along queries, as padding masks are that nn.MultiheadAttention and older models add to
+scores. On Hopper such calls take kernels of their own, with and without dropout, where every query sees every key and
+the bias has q's dtype. Lengths at edges of tiles, rows of the bias at any address, packed sequences, low and empty
+batch entries, and NaN."""
+
+import math
+
+import pytest
+import torch
+
+from support.cases import Case, Inputs, make_inputs
+from support.checks import check_drawn, check_hidden_keys, check_packed_drawn
+from support.disturbance import assert_repeats
+from support.packed import PackedCase, make_packed
+from support.params import for_gpus, over_cases, over_dtypes
+from support.runners import run_ours
+
+RUNS = 100
+over_16_bits = over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
+
+# Rows of the bias of an odd length begin at odd addresses.
+LENGTHS = ((300, 257), (640, 577), (513, 1096), (290, 1031), (700, 384))
+PATTERNS = ("b11k", "bh1k", "1h1k", "111k")
+OPTIONS = (dict(), dict(dropout_p=0.2), dict(dlse=True, sink=True), dict(dropout_p=0.1, dlse=True))
+EDGES = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, bias=PATTERNS[(n + m + i) % 4], **options)
+    for i, (d, kv_heads) in enumerate(((64, 4), (128, 2), (96, 1), (40, 4)))
+    for n, (sq, sk) in enumerate(LENGTHS)
+    for m, options in enumerate(OPTIONS)
+]
+ON_CPU = EDGES[60::7]
+# What else changes scores, or hides keys by position, is for other kernels.
+BESIDE_OTHERS = [
+    Case(sq=300, sk=420, heads=4, d=d, bias="b11k", **options)
+    for d in (64, 128)
+    for options in (dict(causal="bottom_right"), dict(window=(70, 9)), dict(mask="b1qk"), dict(alibi="h"))
+]
+PACKED = [
+    PackedCase((300, 0, 65, 704, 64), (303, 40, 129, 504, 0), Case(d=d, heads=4, kv_heads=2, bias=bias, **options))
+    for d in (64, 128)
+    for bias, options in (("b11k", {}), ("1h1k", dict(dropout_p=0.2)))
+]
+
+
+def without_dbias(inputs: Inputs) -> Inputs:
+    return inputs.replace(differentiable=("q", "k", "v", "sink"))
+
+
+@over_16_bits
+@over_cases([*ON_CPU, *for_gpus([case for case in EDGES if case not in ON_CPU])])
+def test_edges_of_tiles(case, dtype, backend):
+    check_drawn(lambda seed: without_dbias(make_inputs(case, dtype, backend.device, seed)), backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases([BESIDE_OTHERS[0], *for_gpus(BESIDE_OTHERS[1:] + EDGES[:8])])
+def test_with_the_gradient_of_the_bias(case, dtype, backend):
+    check_drawn(lambda seed: make_inputs(case, dtype, backend.device, seed), backend)
+
+
+@over_16_bits
+@over_cases([PACKED[0], *for_gpus(PACKED[1:])])
+def test_packed(case, dtype, backend):
+    check_packed_drawn(case, lambda seed: without_dbias(make_packed(case, dtype, backend.device, seed)), backend)
+
+
+@over_16_bits
+@pytest.mark.parametrize("value", ["-inf", "finfo.min", "-1e4", "-4e4", "3e4"])
+@pytest.mark.parametrize(("d", "dropout_p"), [(64, 0.0), *for_gpus([(64, 0.2), (128, 0.0), (128, 0.2)])])
+def test_low_and_empty_batch_entries(d, dropout_p, value, dtype, backend):
+    """The first batch entry is padding as a whole, the second one from a key on, and the third one at its beginning."""
+    number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
+    case = Case(sq=320, sk=330, batch=3, heads=2, d=d, bias="b11k", dropout_p=dropout_p, dlse=True)
+
+    def draw(seed: int) -> Inputs:
+        inputs = without_dbias(make_inputs(case, dtype, backend.device, seed))
+        inputs.bias[0] = number
+        inputs.bias[1, ..., 201:] = number
+        inputs.bias[2, ..., :70] = number
+        return inputs
+
+    check_drawn(draw, backend)
+    result = run_ours(draw(0), backend)
+    if value == "-inf":
+        assert bool((result["lse"][0] == -math.inf).all()) and bool((result["dq"][0] == 0).all())
+    if value in ("-inf", "finfo.min"):
+        assert bool((result["dk"][1, :, 201:] == 0).all()) and bool((result["dv"][2, :, :70] == 0).all())
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize(("d", "dropout_p"), [(64, 0.0), *for_gpus([(64, 0.2), (128, 0.0), (128, 0.2)])])
+def test_nan_in_padding(d, dropout_p, poison, dtype, backend):
+    case = Case(sq=500, sk=700, d=d, heads=2, bias="b11k", dropout_p=dropout_p)
+    inputs = without_dbias(make_inputs(case, dtype, backend.device))
+    inputs.bias[..., 550:] = -math.inf
+    check_hidden_keys(inputs, 550, poison, backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [64, *for_gpus([128])])
+def test_padding_is_what_a_mask_hides(d, dtype, backend):
+    """0 and -inf in the bias, beside a boolean mask of the same keys."""
+    case = Case(sq=300, sk=610, d=d, batch=3, heads=4, kv_heads=2, mask="b11k", padding=True, dlse=True)
+    masked = make_inputs(case, dtype, backend.device)
+    bias = torch.zeros_like(masked.mask, dtype=dtype).masked_fill(~masked.mask, -math.inf)
+    added = without_dbias(masked.replace(mask=None, bias=bias))
+    expected = run_ours(masked, backend)
+    for name, tensor in run_ours(added, backend).items():
+        torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=2e-2, atol=2e-2, msg=name)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(for_gpus([case for case in EDGES if case.sq == 640]))
+def test_repeats(case, dtype, backend):
+    assert_repeats(without_dbias(make_inputs(case, dtype, backend.device)), backend, RUNS)
