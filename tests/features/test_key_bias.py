@@ -97,16 +97,31 @@ def test_nan_in_padding(d, dropout_p, poison, dtype, backend):
     check_hidden_keys(inputs, 550, poison, backend)
 
 
+# Which keys are padding, for each head. On Hopper batch entries that keep one interval of keys, the same for all heads,
+# take the kernels of calls without a bias.
+PADDINGS = {
+    "at the end": lambda keep: keep,
+    "of all heads": lambda keep: keep.expand(-1, 4, -1, -1),
+    "of one head": lambda keep: torch.cat([keep, keep.new_ones(keep.shape).expand(-1, 3, -1, -1)], 1),
+    "at both ends": lambda keep: keep & (torch.arange(keep.shape[-1], device=keep.device) >= 37),
+    "within": lambda keep: keep & (torch.arange(keep.shape[-1], device=keep.device) != 131),
+    "everywhere": lambda keep: keep & (torch.arange(keep.shape[0], device=keep.device) != 1)[:, None, None, None],
+}
+
+
 @over_dtypes((torch.bfloat16,))
-@pytest.mark.parametrize("d", [64, *for_gpus([128])])
-def test_padding_is_what_a_mask_hides(d, dtype, backend):
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(("d", "sk", "dropout_p"), [(64, 610, 0.0), *for_gpus([(128, 610, 0.2), (64, 200, 0.0)])])
+def test_padding_is_what_a_mask_hides(d, sk, dropout_p, padding, dtype, backend):
     """0 and -inf in the bias, beside a boolean mask of the same keys."""
-    case = Case(sq=300, sk=610, d=d, batch=3, heads=4, kv_heads=2, mask="b11k", padding=True, dlse=True)
+    case = Case(sq=300, sk=sk, d=d, batch=3, heads=4, mask="b11k", dropout_p=dropout_p, dlse=True)
     masked = make_inputs(case, dtype, backend.device)
-    bias = torch.zeros_like(masked.mask, dtype=dtype).masked_fill(~masked.mask, -math.inf)
-    added = without_dbias(masked.replace(mask=None, bias=bias))
+    lengths = torch.tensor([sk, sk - 100, sk - 20], device=backend.device)
+    keep = PADDINGS[padding](torch.arange(sk, device=backend.device) < lengths[:, None, None, None])
+    masked = masked.replace(mask=keep)
+    bias = torch.zeros(keep.shape, dtype=dtype, device=backend.device).masked_fill(~keep, -math.inf)
     expected = run_ours(masked, backend)
-    for name, tensor in run_ours(added, backend).items():
+    for name, tensor in run_ours(without_dbias(masked.replace(mask=None, bias=bias)), backend).items():
         torch.testing.assert_close(tensor.float(), expected[name].float(), rtol=2e-2, atol=2e-2, msg=name)
 
 

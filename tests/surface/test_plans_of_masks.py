@@ -48,8 +48,8 @@ def test_lists_that_outgrow_the_mask_have_a_bound(mask, sequences, is_bounded, m
     assert is_listed == (mebibytes != "0" or not is_bounded)
 
 
-def forward_plan(mask: tuple[int, ...], options: dict | None = None, sq: int = LONG, **more) -> Plan:
-    return Call(sq, mask=mask, options={"backend": "sm90"} | (options or {}), **more).plans()[0]
+def forward_plan(options: dict | None = None, sq: int = LONG, **more) -> Plan:
+    return Call(sq, options={"backend": "sm90"} | (options or {}), **more).plans()[0]
 
 
 PADDING = (8, 1, 1, LONG)
@@ -88,6 +88,14 @@ INTERVALS = [
         dict(mask=(1, 1, 1, 400), sq=400, batch=1),
         dict(kernel=WARP_SPECIALISED, score_mode="scale only", tile=(128, 128), head_dims=(64, 64)),
     ),
+    # Padding that is added to scores, as a bias that is broadcast along queries.
+    (dict(bias=PADDING), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(64, 64))),
+    (dict(bias=(8, 16, 1, LONG), d=128), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(128, 128))),
+    (
+        dict(bias=(1, 1, 1, LONG), d=96, options={"dropout_p": 0.1}),
+        dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(128, 128)),
+    ),
+    (dict(bias=(8, 1, 1, 200), sq=200), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
 ]
 NO_INTERVALS = [
     dict(mask=(8, 16, 1, LONG)),  # of each head
@@ -98,6 +106,9 @@ NO_INTERVALS = [
     dict(mask=PADDING, bias=(1, 1, LONG, LONG)),
     dict(mask=(8, 1, 1, 64), sq=64),  # the portable kernels'
     dict(mask=(1, 1, 1, LONG), sq=256, sk=LONG, batch=1, heads=2),  # split-KV
+    dict(bias=(8, 1, 1, 128), sq=128),
+    dict(bias=PADDING, options={"causal": "bottom_right"}),
+    dict(bias=(8, 1, LONG, LONG)),
 ]
 
 

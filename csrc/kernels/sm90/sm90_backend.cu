@@ -74,6 +74,13 @@ cudaError_t scan_key_mask(ForwardCall& call, const plan::ForwardPlan& plan, void
   return common::scan_key_mask(call, memory, stream);
 }
 
+// The same for a key bias, which leaves intervals where it is padding.
+cudaError_t scan_key_bias(ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+  auto* const intervals = plan.workspace.intervals.in<attention::KeyInterval>(workspace);
+  call.intervals = {.data = intervals, .entries = static_cast<int>(call.batch), .entry_stride = 1};
+  return common::scan_key_bias(call, intervals, stream);
+}
+
 // The gradient of a bias that is broadcast along keys. Its kernel subtracts dlse from delta, which until then must be
 // without it.
 cudaError_t sum_rows(const attention::BackwardParams& p, cudaStream_t stream) {
@@ -97,7 +104,9 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
   };
   cudaError_t error = write_boxes_of(plan, call, workspace, stream);
   if (error == cudaSuccess) {
-    error = plan.of_intervals ? scan_key_mask(call, plan, workspace, stream) : scan_mask(call, plan, workspace, stream);
+    error = !plan.of_intervals              ? scan_mask(call, plan, workspace, stream)
+            : call.score_mod.mask.present() ? scan_key_mask(call, plan, workspace, stream)
+                                            : scan_key_bias(call, plan, workspace, stream);
   }
   if (error == cudaSuccess && plan.of_intervals) {
     error = run(*plan.of_intervals, plan.workspace.of_intervals.in<void>(workspace));

@@ -28,6 +28,8 @@ constexpr int64_t kPortableKeys = 96;
 // they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim 64"), unless a
 // single-tile kernel takes them, up to kLargestShortSingleTileHeadDim.
 constexpr int64_t kPortableTokens = 64;
+// Up to this number of keys, which are one tile, a key bias is not searched for intervals: that would take longer.
+constexpr int64_t kKeysOfKeyBias = 128;
 constexpr int64_t kLargestShortHeadDim = 256;
 constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
@@ -282,22 +284,24 @@ bool takes_intervals(const ForwardPlan& plan) {
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.
 // Where a query's diagonal key matters, it must be the key of the same number, whatever the interval is.
 bool may_have_intervals(const attention::ForwardParams& p) {
+  if (key_bias_score(p)) return !is_packed(p) && p.sequences.max_seqlen_k > kKeysOfKeyBias;
   const attention::BroadcastView& mask = p.score_mod.mask;
   const bool hides_keys = mask.head_stride == 0 && mask.query_stride == 0 && mask.key_stride != 0;
   if (!hides_keys || p.score_mod.selects_keys() || is_packed(p)) return false;
   return p.visibility.unlimited() || p.visibility.diagonal(p.sequences.at(0)) == 0;
 }
 
-// Such batch entries need no kernel with masks, which would be slower (docs/kernels/log/sm90.md, "Padding without a
-// mask").
+// Such batch entries need no kernel with masks or biases, which would be slower (docs/kernels/log/sm90.md, "Padding
+// without a mask").
 void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const Limits& limits) {
   if (!may_have_intervals(p)) return;
   attention::ForwardParams without_mask = p;
   without_mask.score_mod.mask = {};
+  without_mask.score_mod.bias = {};
   auto of_intervals = std::make_shared<const ForwardPlan>(plan_forward_sm90(without_mask, limits));
   if (!takes_intervals(*of_intervals)) return;
-  plan.workspace.intervals =
-      append(plan.workspace.bytes, count_mask_tiles(p).batch * int64_t{sizeof(attention::KeyInterval)});
+  const int64_t entries = p.score_mod.mask.present() ? count_mask_tiles(p).batch : p.batch;
+  plan.workspace.intervals = append(plan.workspace.bytes, entries * int64_t{sizeof(attention::KeyInterval)});
   plan.workspace.of_intervals = append(plan.workspace.bytes, of_intervals->workspace.bytes);
   plan.of_intervals = std::move(of_intervals);
 }
@@ -350,7 +354,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.is_relative()) {
     plan.workspace.bias_boxes = append(plan.workspace.bytes, relative_bias_boxes(p).bytes());
   }
-  if (p.score_mod.mask.present()) plan_intervals(plan, p, limits);
+  if (p.score_mod.mask.present() || config.has_key_bias()) plan_intervals(plan, p, limits);
   return plan;
 }
 

@@ -80,7 +80,7 @@ struct ForwardScheduler {
   // Called by a warp, of which one thread continues.
   __device__ __forceinline__ void start() {
     bool has_tiles = true;
-    if (!Traits::kConfig.has_bias_or_mask() && args.intervals.present()) {
+    if (!Traits::kConfig.computes_rest() && args.intervals.present()) {
       ptx::allow_dependent_launch();  // the scan of the mask is complete
       has_tiles = args.intervals.any(/*with_interval=*/true);
     }
@@ -148,7 +148,7 @@ struct ForwardScheduler {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.coord.sequence.num_queries) return false;
-    if (!args.intervals.narrow(work.coord.sequence, work.first_query, !Traits::kConfig.has_bias_or_mask()))
+    if (!args.intervals.narrow(work.coord.sequence, work.first_query, !Traits::kConfig.computes_rest()))
       return false;
     work.kind = kind;
     find_ranges(work);

@@ -1,0 +1,98 @@
+// Scans a bias that is broadcast along queries: finds the batch entries to which it leaves one interval of keys, as
+// padding that is added to scores does (attention::KeyInterval). The bias of every key of the interval is 0 there, and
+// that of all others -inf. All heads must have the same interval.
+//
+// Grid: one CTA for each batch entry. A warp has a head at a time. Bound: the latency of accesses to memory.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/masks/mask_tiles.h"
+#include "ptx/dependent_launch.h"
+#include "tile/accumulator.h"
+
+namespace flash_attn_ext::common {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+// The keys of a head whose bias is 0.
+struct KeysOfHead {
+  int first = INT32_MAX;
+  int last = -1;
+  int count = 0;
+  bool hides_others = true;
+
+  __device__ __forceinline__ void add(int key, float bias) {
+    if (bias == 0.0f) {
+      first = min(first, key);
+      last = max(last, key);
+      ++count;
+    } else {
+      hides_others &= bias == -INFINITY;
+    }
+  }
+
+  __device__ __forceinline__ attention::KeyInterval interval(bool from_first_key) const {
+    const int begin = __reduce_min_sync(kAllLanes, first);
+    const int keys = __reduce_add_sync(kAllLanes, count);
+    const int end = __reduce_max_sync(kAllLanes, last) + 1;
+    const bool is_padding = __all_sync(kAllLanes, hides_others) != 0;
+    if (is_padding && keys == 0) return {0, 0};
+    const bool is_interval = is_padding && end - begin == keys && (begin == 0 || !from_first_key);
+    return {begin, is_interval ? keys : attention::KeyInterval::kNone};
+  }
+};
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    key_bias_kernel(const __grid_constant__ attention::BasicForwardParams p, attention::KeyInterval* intervals) {
+  constexpr int kWarps = kThreads / tile::kWarpSize;
+  __shared__ attention::KeyInterval of_warps[kWarps];
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  const int64_t batch = blockIdx.x;
+  const int heads = bias.head_stride != 0 ? static_cast<int>(p.num_heads_q) : 1;
+  const auto num_keys = static_cast<int>(p.sequences.max_seqlen_k);
+  const auto same = [](const attention::KeyInterval& a, const attention::KeyInterval& b) {
+    return a.begin == b.begin && a.count == b.count;
+  };
+  const int warp = tile::warp();
+  attention::KeyInterval found{};
+  // A warp without a head of its own has the one of another warp.
+  for (int head = warp % heads, step = 0; head < heads; head += kWarps, ++step) {
+    const auto* const row = static_cast<const Element*>(bias.data) + bias.offset({batch, head, 0, 0});
+    KeysOfHead keys;
+#pragma unroll 8
+    for (int key = tile::lane(); key < num_keys; key += tile::kWarpSize) keys.add(key, static_cast<float>(row[key]));
+    const attention::KeyInterval own = keys.interval(p.dropout.enabled());
+    found = step == 0 || same(found, own) ? own : attention::KeyInterval{0, attention::KeyInterval::kNone};
+    if (!found.exists()) break;
+  }
+  if (tile::lane() == 0) of_warps[warp] = found;
+  __syncthreads();
+  bool agree = found.exists();
+  for (int w = 0; w < kWarps; ++w) agree &= same(of_warps[w], found);
+  if (threadIdx.x == 0) intervals[batch] = {found.begin, agree ? found.count : attention::KeyInterval::kNone};
+  if (!p.lse_residual.present()) return;
+  // The kernels of intervals write no residual. The other launch replaces those of its batch entries.
+  const auto queries = static_cast<int>(p.sequences.max_seqlen_q);
+  for (int head = warp; head < p.num_heads_q; head += kWarps) {
+    for (int query = tile::lane(); query < queries; query += tile::kWarpSize) {
+      *p.lse_residual.at<float>(batch, head, query) = 0.0f;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention::KeyInterval* intervals,
+                          cudaStream_t stream) {
+  const auto kernel =
+      params.element == attention::ElementType::kBFloat16 ? key_bias_kernel<__nv_bfloat16> : key_bias_kernel<__half>;
+  return launch_early(kernel, {.blocks = params.batch, .threads = kThreads}, stream, params, intervals);
+}
+
+}  // namespace flash_attn_ext::common
