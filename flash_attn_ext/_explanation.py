@@ -80,6 +80,8 @@ class Plan:
     """Whether a reducer warp is signalled before the dQ that it will add is computed."""
     adds_statistics: bool = False
     """Whether GEMMs add the LSE and delta, as augmented columns."""
+    slope_gradient: bool = False
+    """Whether the gradient of ALiBi slopes comes from Hopper's own kernel, after the others."""
     delta: str | None = None
     """How the backward pass computes rowsum(dout * out) - dlse. "exact" stands for rowsum(P * dP) - dlse."""
     dbias: str | None = None
@@ -87,7 +89,7 @@ class Plan:
     dbias_splits: int | None = None
     """How many CTAs share the batch entries, and heads of one bias, that an element of dBias sums, if more than one."""
     intervals: Plan | None = None
-    """The forward plan for batch entries whose mask leaves one key interval, if another kernel computes them."""
+    """The forward plan for batch entries whose mask, or bias, leaves one key interval, if another kernel computes them."""
 
     def __str__(self) -> str:
         return self.words

@@ -97,6 +97,25 @@ def test_nan_in_padding(d, dropout_p, poison, dtype, backend):
     check_hidden_keys(inputs, 550, poison, backend)
 
 
+# A mask of keys beside dropout is such a bias in Hopper's backward pass.
+MASKS = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, mask=mask, padding=padding, dropout_p=0.2, **options)
+    for d, kv_heads in ((64, 4), (96, 2), (128, 1))
+    for sq, sk in ((130, 200), (577, 640), (513, 1031))
+    for mask, padding, options in (
+        ("b11k", True, {}),
+        ("bh1k", False, dict(dlse=True)),
+        ("111k", True, dict(sink=True)),
+    )
+]
+
+
+@over_16_bits
+@over_cases([MASKS[0], *for_gpus(MASKS[1:])])
+def test_masks_beside_dropout(case, dtype, backend):
+    check_drawn(lambda seed: make_inputs(case, dtype, backend.device, seed), backend)
+
+
 # Which keys are padding, for each head. On Hopper batch entries that keep one interval of keys, the same for all heads,
 # take the kernels of calls without a bias.
 PADDINGS = {

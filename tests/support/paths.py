@@ -188,6 +188,11 @@ HOPPER = [
         wanted=WITHOUT_EXTRAS,
     ),
     hopper(
+        case(2048, mask="b11k", padding=True, dropout_p=0.2),
+        dict(score_mode="generic"),
+        key_stationary("key bias and dropout"),
+    ),
+    hopper(
         case(2048, bias="1hqk"),
         dict(score_mode="bias and mask"),
         key_stationary("bias and mask"),

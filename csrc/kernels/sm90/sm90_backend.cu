@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/common/launch/with_row.h"
+#include "kernels/common/masks/key_bias.h"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/common/sums/sums.h"
 #include "kernels/config/sm90_forward.h"
@@ -120,7 +121,11 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
   attention::BackwardParams p = params;
   if (sums_rows || plan.recomputes_dbias()) p.dbias = {};
   p.delta = plan.workspace.delta.like(p.lse, workspace);
-  cudaError_t error = write_boxes_of(plan, p, workspace, stream);
+  // A plan with a mask and the kernel of a key bias has the mask as that bias, where others have boxes.
+  const bool has_mask_as_bias = p.score_mod.mask.present() && plan.dkdv_score == ScoreMode::kKeyBiasDropout;
+  cudaError_t error = has_mask_as_bias
+                          ? common::write_mask_as_bias(p, plan.workspace.bias_boxes.in<void>(workspace), stream)
+                          : write_boxes_of(plan, p, workspace, stream);
   if (error != cudaSuccess) return error;
   if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
     error = scan_mask(p, plan, workspace, stream);

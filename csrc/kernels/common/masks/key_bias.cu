@@ -1,4 +1,6 @@
-// Scans a bias that is broadcast along queries: finds the batch entries to which it leaves one interval of keys, as
+// Biases that are broadcast along queries.
+//
+// The scan of one finds the batch entries to which it leaves one interval of keys, as
 // padding that is added to scores does (attention::KeyInterval). The bias of every key of the interval is 0 there, and
 // that of all others -inf. All heads must have the same interval.
 //
@@ -6,8 +8,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "attention/key_bias.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/masks/mask_tiles.h"
+#include "kernels/common/masks/key_bias.h"
 #include "ptx/dependent_launch.h"
 #include "tile/accumulator.h"
 
@@ -86,7 +89,38 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Writes 0 and -inf for a mask of keys. Grid: one CTA for each row of the bias.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    mask_as_bias_kernel(const __grid_constant__ attention::AttentionParams p, Element* to) {
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  const int64_t heads = attention::key_bias_heads(p);
+  const int64_t batch = blockIdx.x / heads;
+  const auto* const row =
+      static_cast<const uint8_t*>(mask.data) + mask.offset({batch, blockIdx.x - batch * heads, 0, 0});
+  const int64_t keys = p.sequences.max_seqlen_k;
+  Element* const to_row = to + blockIdx.x * keys;
+  for (int64_t key = threadIdx.x; key < keys; key += kThreads) {
+    to_row[key] = Element(row[key * mask.key_stride] != 0 ? 0.0f : -INFINITY);
+  }
+}
+
 }  // namespace
+
+cudaError_t write_mask_as_bias(attention::AttentionParams& params, void* to, cudaStream_t stream) {
+  const common::EarlyLaunch launch = {.blocks = attention::key_bias_rows(params), .threads = kThreads};
+  const attention::AttentionParams& p = params;
+  const cudaError_t error =
+      p.element == attention::ElementType::kBFloat16
+          ? launch_early(mask_as_bias_kernel<__nv_bfloat16>, launch, stream, p, static_cast<__nv_bfloat16*>(to))
+          : launch_early(mask_as_bias_kernel<__half>, launch, stream, p, static_cast<__half*>(to));
+  const attention::BroadcastView bias = attention::key_bias_of_mask(params, to);
+  params.score_mod.mask = {};
+  params.score_mod.bias = bias;
+  return error;
+}
 
 cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention::KeyInterval* intervals,
                           cudaStream_t stream) {

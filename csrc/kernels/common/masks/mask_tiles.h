@@ -41,9 +41,4 @@ struct KeyMaskMemory {
 // With dropout the interval has to begin with the first key, since draws are numbered by keys.
 cudaError_t scan_key_mask(attention::AttentionParams& params, const KeyMaskMemory& memory, cudaStream_t stream);
 
-// Finds the batch entries to which a 16-bit bias that is broadcast along queries, and contiguous along keys, leaves one
-// interval of keys. Zeroes lse_residual, if it is present.
-cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention::KeyInterval* intervals,
-                          cudaStream_t stream);
-
 }  // namespace flash_attn_ext::common

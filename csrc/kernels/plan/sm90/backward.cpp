@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "attention/division.h"
+#include "attention/key_bias.h"
 #include "kernels/config/key_stationary.h"
 #include "kernels/config/slope_gradient.h"
 #include "kernels/config/two_pass.h"
@@ -439,6 +440,18 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
   return plan_backward_two_pass(p, limits);
 }
 
+// With dropout, a mask that hides the same keys from all queries is a key bias of 0 and -inf: there is no
+// key-stationary kernel for a mask beside dropout. Returns the call with that bias, which has no memory yet.
+std::optional<BackwardParams> with_mask_as_key_bias(const BackwardParams& p) {
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  if (!p.dropout.enabled() || !mask.is_of_keys() || p.score_mod.bias.present() || is_packed(p)) return std::nullopt;
+  BackwardParams with_bias = p;
+  with_bias.score_mod.mask = {};
+  with_bias.score_mod.bias = attention::key_bias_of_mask(p, mask.data);
+  if (key_bias_score(with_bias) != ScoreMode::kKeyBiasDropout || !takes_key_stationary(with_bias)) return std::nullopt;
+  return with_bias;
+}
+
 // Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
 void plan_slope_gradient(BackwardPlan& plan, const BackwardParams& p) {
   const auto* const row = std::ranges::find_if(sm90::kSlopeGradientConfigs, [&](const sm90::SlopeGradientConfig& row) {
@@ -458,6 +471,13 @@ void plan_slope_gradient(BackwardPlan& plan, const BackwardParams& p) {
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
+  if (const std::optional<BackwardParams> with_bias = with_mask_as_key_bias(p)) {
+    BackwardPlan plan = plan_backward_sm90(*with_bias, limits);
+    if (plan.kernels == BackwardKernels::kKeyStationary) {
+      plan.workspace.bias_boxes = append(plan.workspace.bytes, attention::key_bias_bytes(p));
+      return plan;
+    }
+  }
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
   // A gradient that sums whole rows of dS needs no dS. That of ALiBi slopes, of a relative-position bias, and of a bias
   // that may not read rounded dS, computes it again, by kernels of its own, most of which are portable. So no kernel of

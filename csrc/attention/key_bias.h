@@ -1,0 +1,32 @@
+// A mask that hides the same keys from all queries of a head, as a bias of 0 and -inf.
+#pragma once
+
+#include "attention/params.h"
+
+namespace flash_attn_ext::attention {
+
+// Batch entries and heads of the bias are those that the mask has values for.
+FLASH_HOST_DEVICE int64_t key_bias_heads(const AttentionParams& p) {
+  return p.score_mod.mask.head_stride != 0 ? p.num_heads_q : 1;
+}
+FLASH_HOST_DEVICE int64_t key_bias_rows(const AttentionParams& p) {
+  return (p.score_mod.mask.batch_stride != 0 ? p.batch : 1) * key_bias_heads(p);
+}
+// With 16-bit elements.
+FLASH_HOST_DEVICE int64_t key_bias_bytes(const AttentionParams& p) {
+  return key_bias_rows(p) * p.sequences.max_seqlen_k * 2;
+}
+
+// The bias of a call's mask, in rows of keys at `data`.
+FLASH_HOST_DEVICE BroadcastView key_bias_of_mask(const AttentionParams& p, const void* data) {
+  const BroadcastView& mask = p.score_mod.mask;
+  const int64_t keys = p.sequences.max_seqlen_k;
+  return {.data = data,
+          .element = p.element,
+          .batch_stride = mask.batch_stride != 0 ? key_bias_heads(p) * keys : 0,
+          .head_stride = mask.head_stride != 0 ? keys : 0,
+          .query_stride = 0,
+          .key_stride = 1};
+}
+
+}  // namespace flash_attn_ext::attention

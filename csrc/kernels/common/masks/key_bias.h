@@ -1,0 +1,18 @@
+// Biases that are broadcast along queries, and contiguous along keys.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "attention/key_interval.h"
+#include "attention/params.h"
+
+namespace flash_attn_ext::common {
+
+// Finds the batch entries to which a 16-bit bias leaves one interval of keys. Zeroes lse_residual, if it is present.
+cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention::KeyInterval* intervals,
+                          cudaStream_t stream);
+
+// Writes a mask of keys as such a bias, which takes the mask's place in params.
+cudaError_t write_mask_as_bias(attention::AttentionParams& params, void* to, cudaStream_t stream);
+
+}  // namespace flash_attn_ext::common
