@@ -89,7 +89,7 @@ class Plan:
     dbias_splits: int | None = None
     """How many CTAs share the batch entries, and heads of one bias, that an element of dBias sums, if more than one."""
     intervals: Plan | None = None
-    """The forward plan for batch entries whose mask, or bias, leaves one key interval, if another kernel computes them."""
+    """The forward plan for batch entries to which padding leaves one key interval, if another kernel computes them."""
 
     def __str__(self) -> str:
         return self.words

@@ -295,10 +295,9 @@ bool may_have_intervals(const attention::ForwardParams& p) {
 // without a mask").
 void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const Limits& limits) {
   if (!may_have_intervals(p)) return;
-  attention::ForwardParams without_mask = p;
-  without_mask.score_mod.mask = {};
-  without_mask.score_mod.bias = {};
-  auto of_intervals = std::make_shared<const ForwardPlan>(plan_forward_sm90(without_mask, limits));
+  attention::ForwardParams without_padding = p;
+  (p.score_mod.mask.present() ? without_padding.score_mod.mask : without_padding.score_mod.bias) = {};
+  auto of_intervals = std::make_shared<const ForwardPlan>(plan_forward_sm90(without_padding, limits));
   if (!takes_intervals(*of_intervals)) return;
   const int64_t entries = p.score_mod.mask.present() ? count_mask_tiles(p).batch : p.batch;
   plan.workspace.intervals = append(plan.workspace.bytes, entries * int64_t{sizeof(attention::KeyInterval)});
