@@ -51,6 +51,17 @@ MORE = [
     Case(sq=300, sk=420, d=64, heads=2, alibi="h", intervals="11", num_intervals=2),
     Case(sq=300, sk=420, d=64, heads=2, alibi="h", mask="bhqk"),
     Case(sq=140, sk=130, d=320, heads=2, alibi="h", causal="top_left"),
+    Case(sq=300, sk=420, d=128, heads=2, alibi="h", window=(100, 30), scale=0.0, dlse=True),
+    Case(sq=300, sk=420, d=64, heads=2, alibi="h", causal="bottom_right", scale=-0.2),
+    *(
+        Case(sq=sq, sk=sk, d=d, dv=dv, heads=4, kv_heads=2, batch=2, alibi="bh", **more)
+        for d, dv in ((256, 192), (96, 128))
+        for sq, sk, more in (
+            (385, 513, dict(window=(200, 90), dlse=True)),
+            (513, 385, dict(causal="bottom_right", sink=True)),
+            (640, 257, {}),
+        )
+    ),
 ]
 
 

@@ -178,8 +178,8 @@ HOPPER = [
         dict(score_mode="causal ALiBi"),
         key_stationary("causal ALiBi", slope_gradient=True),
     ),
-    hopper(case(700, d=128, alibi="h", window=(90, 40)), dict(score_mode="generic"), two_pass(slope_gradient=True)),
-    hopper(case(700, d=256, alibi="h"), dict(score_mode="generic"), two_pass(slope_gradient=True)),
+    hopper(case(700, d=128, alibi="h", window=(90, 40)), {}, two_pass("generic", slope_gradient=True)),
+    hopper(case(700, d=256, alibi="h"), {}, two_pass("generic without bias and mask", slope_gradient=True)),
     hopper(case(2048, bias="b11k"), dict(score_mode="key bias"), key_stationary("key bias"), wanted=WITHOUT_EXTRAS),
     hopper(
         case(2048, d=128, bias="bh1k", dropout_p=0.2),

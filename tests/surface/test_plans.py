@@ -159,7 +159,11 @@ FORWARD_SM90 = [
         dict(score_mode="mask", workspace={"mask tiles": 1024, "mask bits": 557056}),
     ),
     (hopper(d=128, mask=(1, 1, LONG, 1)), dict(score_mode="generic")),  # its bits would be many more than its elements
-    (hopper(d=128, bias=(1, 1, 1, LONG)), dict(score_mode="generic")),  # no rows for TMA
+    # TMA reads no rows of a bias that is broadcast along queries.
+    (hopper(d=128, bias=(1, 1, 1, LONG)), dict(score_mode="key bias")),
+    (hopper({"dropout_p": 0.1}, bias=(8, 16, 1, LONG)), dict(score_mode="key bias and dropout")),
+    (hopper({"causal": "top_left"}, d=128, bias=(1, 1, 1, LONG)), dict(score_mode="generic")),
+    (hopper(d=192, bias=(1, 1, 1, LONG)), dict(score_mode="generic")),
     (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), dict(score_mode="bias and mask")),
     (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), dict(score_mode="mask", head_dims=(192, 128), tile=(128, 64))),
     (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), dict(score_mode="generic")),

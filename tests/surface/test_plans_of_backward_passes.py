@@ -32,7 +32,8 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 SQUARE = (1, 16, LONG, LONG)
 WITH_BIAS = ("q", "k", "v", "bias")
 WITH_SLOPES = ("q", "k", "v", "alibi_slopes")
-THEN_EXACT = "within another kernel, then exact for sums of dS"
+SHARED = "within another kernel"
+THEN_EXACT = f"{SHARED}, then exact for sums of dS"
 WITH_SINK = ("q", "k", "v", "sink")
 BACKWARD_SM90 = [
     (hopper(), dict(kernel=KEY_STATIONARY, head_dims=(64, 64), tile=(64, 128))),
@@ -136,13 +137,26 @@ BACKWARD_SM90 = [
     # What sums dS that is computed again.
     (
         hopper({"causal": "top_left"}, slopes=True, wanted=WITH_SLOPES),
-        dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi", delta=THEN_EXACT, dbias=None),
+        dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi", slope_gradient=True, delta=SHARED, dbias=None),
     ),
-    (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=TWO_PASS, delta=THEN_EXACT)),
+    (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=TWO_PASS, slope_gradient=True, delta=SHARED)),
+    # That of slopes comes from portable kernels beside anything else, or a scale that is not positive.
+    (
+        hopper({"scale": -1.0}, slopes=True, wanted=WITH_SLOPES),
+        dict(kernel=TWO_PASS, slope_gradient=False, delta=THEN_EXACT),
+    ),
+    (
+        hopper({"softcap": 9.0}, slopes=True, wanted=WITH_SLOPES),
+        dict(kernel=TWO_PASS, slope_gradient=False, delta=THEN_EXACT),
+    ),
     (
         hopper(bias=(1, 16, 1, LONG), wanted=WITH_BIAS),
-        dict(kernel=TWO_PASS, delta=THEN_EXACT, dbias="from recomputed dS"),
+        dict(kernel=KEY_STATIONARY, score_mode="key bias", delta=THEN_EXACT, dbias="from recomputed dS"),
     ),
+    # A mask of keys beside dropout is a key bias.
+    (hopper({"dropout_p": 0.1}, mask=(8, 1, 1, LONG)), dict(kernel=KEY_STATIONARY, score_mode="key bias and dropout")),
+    (hopper({"dropout_p": 0.1, "causal": "top_left"}, mask=(8, 1, 1, LONG)), dict(kernel=TWO_PASS)),
+    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG)), dict(kernel=TWO_PASS)),
     (
         hopper({"softcap": 9.0}, bias=SQUARE, wanted=WITH_BIAS),
         dict(kernel=TWO_PASS, delta="within another kernel", dbias="from recomputed dS"),

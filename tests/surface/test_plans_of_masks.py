@@ -145,7 +145,7 @@ def test_head_dims_between_those_of_kernels_with_masks(call, expected):
 
 def test_the_workspace_of_intervals():
     """Two numbers for each row of the mask, and the workspace of the other kernel's plan."""
-    plan = forward_plan(PADDING)
+    plan = forward_plan(mask=PADDING)
     alone = Call(LONG, options={"backend": "sm90"}).plans()[0]
     assert plan.workspace["key intervals"] == 64
     assert plan.workspace["plan of key intervals"] == alone.workspace_bytes

@@ -64,7 +64,14 @@ CALLS = {
         {"slopes": True, "options": {"window": (256, 9)}},
         {"slopes": True, "wanted": WITH_SLOPES},
     ),
-    "dropout beside a mask, a softcap beside a mask": (DROPOUT | {"mask": PAIRS}, SOFTCAP | {"mask": OF_ENTRIES}),
+    "dropout beside a mask of keys, where every query sees every key": (
+        DROPOUT | {"mask": KEYS},
+        DROPOUT | {"mask": OF_ENTRIES, "d": 128},
+    ),
+    "dropout beside another mask, a softcap beside a mask": (
+        DROPOUT | {"mask": PAIRS},
+        SOFTCAP | {"mask": OF_ENTRIES},
+    ),
     "intervals or lists of blocks beside a mask, dropout or a softcap": (
         {"block_lists": LISTS, "mask": PAIRS},
         {"block_lists": LISTS} | DROPOUT,
@@ -80,9 +87,14 @@ CALLS = {
         {"relative_bias": True, "wanted": WITH_BIAS, "d": 128},
     ),
     "a bias table by distance beside a mask": ({"relative_bias": True, "mask": KEYS, "wanted": WITH_BIAS},),
-    "a bias that broadcasts over queries, with or without gradient": (
+    "a bias that broadcasts over queries, with or without gradient, where every query sees every key": (
         {"bias": KEYS},
         {"bias": KEYS, "wanted": WITH_BIAS},
+        {"bias": KEYS, "d": 128} | DROPOUT,
+    ),
+    "other biases that broadcast over queries, with or without gradient": (
+        {"bias": KEYS, "options": {"causal": "top_left"}},
+        {"bias": KEYS, "mask": PAIRS, "wanted": WITH_BIAS},
     ),
     "a bias that broadcasts over keys, with gradient": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS},),
     "a float32 bias beside 16-bit q, k and v, without gradient": ({"bias": PAIRS, "bias_dtype": F32},),

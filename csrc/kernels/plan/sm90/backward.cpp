@@ -5,7 +5,6 @@
 #include "attention/division.h"
 #include "attention/key_bias.h"
 #include "kernels/config/key_stationary.h"
-#include "kernels/config/slope_gradient.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80/sm80.h"
@@ -450,21 +449,6 @@ std::optional<BackwardParams> with_mask_as_key_bias(const BackwardParams& p) {
   with_bias.score_mod.bias = attention::key_bias_of_mask(p, mask.data);
   if (key_bias_score(with_bias) != ScoreMode::kKeyBiasDropout || !takes_key_stationary(with_bias)) return std::nullopt;
   return with_bias;
-}
-
-// Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
-void plan_slope_gradient(BackwardPlan& plan, const BackwardParams& p) {
-  const auto* const row = std::ranges::find_if(sm90::kSlopeGradientConfigs, [&](const sm90::SlopeGradientConfig& row) {
-    return largest_head_dim(p) <= row.head_dim;
-  });
-  if (!has_only_alibi(p) || row == std::end(sm90::kSlopeGradientConfigs)) {
-    plan_dalibi(plan, p);
-    return;
-  }
-  plan.slope_row = static_cast<int>(row - std::begin(sm90::kSlopeGradientConfigs));
-  plan.alibi_partials_per_head = attention::ceil_div(p.sequences.max_seqlen_q, sm90::kSlopeGradientQueries);
-  plan.workspace.alibi_partials =
-      append(plan.workspace.bytes, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
 }
 
 }  // namespace

@@ -29,12 +29,10 @@ bool has_bias_boxes(const attention::BroadcastView& bias) {
 bool has_only_alibi(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;
   others.alibi = {};
-  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout);
+  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout) && others.scale > 0.0;
 }
 
-bool has_causal_alibi(const attention::AttentionParams& p) {
-  return has_only_alibi(p) && p.score_mod.scale > 0.0 && p.visibility.right == 0;
-}
+bool has_causal_alibi(const attention::AttentionParams& p) { return has_only_alibi(p) && p.visibility.right == 0; }
 
 std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;

@@ -33,15 +33,17 @@ bool may_write_bias_boxes(const attention::AttentionParams& params, const Limits
 // score_mode_sm90() where a bias without memory for its boxes is for generic kernels, which read it in place.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params, const Limits& limits);
 
-// Whether scores are scaled by any number and changed by ALiBi slopes only.
+// Whether scores are scaled by a positive number and changed by ALiBi slopes only.
 bool has_only_alibi(const attention::AttentionParams& params);
 
-// Whether scores are scaled by a positive number and changed by ALiBi slopes only, and no query sees a later key.
-// ALiBi is then linear in the key's and the query's position.
+// The same where no query sees a later key. ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);
 
 // kKeyBias or kKeyBiasDropout, where one of these is all that a call needs.
 std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& params);
+
+// Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
+void plan_slope_gradient(BackwardPlan& plan, const attention::BackwardParams& params);
 
 // Whether scores are scaled by any number and changed by a softcap only.
 bool has_only_softcap(const attention::AttentionParams& params);

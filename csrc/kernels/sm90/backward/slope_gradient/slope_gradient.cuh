@@ -16,7 +16,7 @@
 // Every sum has one order. A work tile writes its share of the slope's gradient once, and common::launch_dalibi adds
 // those of a head. Bound: the two GEMMs, and at head dim 64 the arithmetic beside them.
 //
-// Shared memory: Q and dO of a work tile, and one pipeline in which tiles of K and V take turns (SlopeGradientShared).
+// Shared memory: Q and dO of a work tile, and one pipeline in which tiles of K and V alternate (SlopeGradientShared).
 #pragma once
 
 #include "attention/params.h"
