@@ -1,10 +1,8 @@
 // Biases that are broadcast along queries.
 //
-// The scan of one finds the batch entries to which it leaves one interval of keys, as
-// padding that is added to scores does (attention::KeyInterval). The bias of every key of the interval is 0 there, and
-// that of all others -inf. All heads must have the same interval.
-//
-// Grid: one CTA for each batch entry. A warp has a head at a time. Bound: the latency of accesses to memory.
+// The scan of a bias finds the batch entries to which it leaves one interval of keys, as padding that is added to
+// scores does (attention::KeyInterval). There the bias of every key of the interval is 0, and that of all others is
+// -inf. All heads must have the same interval.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -48,6 +46,7 @@ struct KeysOfHead {
   }
 };
 
+// The scan. Grid: one CTA for each batch entry. A warp has a head at a time. Bound: the latency of accesses to memory.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
     key_bias_kernel(const __grid_constant__ attention::BasicForwardParams p, attention::KeyInterval* intervals) {

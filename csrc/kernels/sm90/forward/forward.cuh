@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = warpgroup_index();
   if (Traits::kConfig.computes_rest() && args.intervals.present()) {
-    // The preceding kernel, which has waited for the scan of the mask or the bias, computes the batch entries with one interval of
-    // keys. Most calls have no others.
+    // The preceding kernel, which has waited for the scan of the mask or the bias, computes the batch entries with one
+    // interval of keys. Most calls have no others.
     const bool has_work = args.intervals.any(/*with_interval=*/false);
     ptx::wait_for_kernel_before();
     if (!has_work) return;

@@ -148,8 +148,7 @@ struct ForwardScheduler {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.coord.sequence.num_queries) return false;
-    if (!args.intervals.narrow(work.coord.sequence, work.first_query, !Traits::kConfig.computes_rest()))
-      return false;
+    if (!args.intervals.narrow(work.coord.sequence, work.first_query, !Traits::kConfig.computes_rest())) return false;
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kConfig.has_bias_or_mask())
