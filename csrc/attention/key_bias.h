@@ -5,7 +5,7 @@
 
 namespace flash_attn_ext::attention {
 
-// Batch entries and heads of the bias are those that the mask has values for.
+// The bias is broadcast over the same dimensions as the mask.
 FLASH_HOST_DEVICE int64_t key_bias_heads(const AttentionParams& p) {
   return p.score_mod.mask.head_stride != 0 ? p.num_heads_q : 1;
 }

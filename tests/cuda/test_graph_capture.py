@@ -3,6 +3,8 @@
 Decode steps over a cache: test_decode_graph.py.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -18,8 +20,12 @@ pytestmark = computes_in(torch.bfloat16)
 CASES = [
     Case(sq=140, sk=270, d=64, causal="bottom_right"),
     Case(sq=140, sk=270, d=64, heads=4, kv_heads=2, layout="bshd", window=(60, 9)),
+    Case(sq=290, sk=420, d=64, alibi="h", causal="bottom_right"),
+    Case(sq=290, sk=420, d=64, bias="b11k", dlse=True),
     Case(sq=140, sk=270, d=40, dv=72, bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=9.0, dlse=True),
 ]
+
+MASK, BIAS = dict(mask="b11k"), dict(bias="b11k")
 
 
 def train(inputs: Inputs, leaves: dict[str, torch.Tensor], gpu) -> Result:
@@ -52,9 +58,9 @@ def test_forward(case, dtype, gpu):
 
 
 @over_dtypes()
-@over_cases([Case(sq=140, sk=270, d=d, batch=3, mask="b11k") for d in (64, 128)])
+@over_cases([Case(sq=140, sk=270, d=d, batch=3, **pads) for d in (64, 128) for pads in (MASK, BIAS)])
 def test_other_padding(case, dtype, gpu):
-    """Which entries have padding, and which a mask of another kind, is found by each replay."""
+    """Which entries have padding, and which a mask or a bias of another kind, is found by each replay."""
     inputs = make_inputs(case, dtype, "cuda")
     tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
     key = torch.arange(case.sk, device="cuda")
@@ -62,7 +68,11 @@ def test_other_padding(case, dtype, gpu):
     with torch.no_grad():
         graph, (out, lse) = captured(lambda: call_ours(inputs, tensors, gpu))
         for first in range(len(rows)):
-            inputs.mask.copy_(torch.stack([rows[(first + b) % len(rows)] for b in range(3)])[:, None, None])
+            kept = torch.stack([rows[(first + b) % len(rows)] for b in range(3)])[:, None, None]
+            if inputs.mask is None:
+                inputs.bias.zero_().masked_fill_(~kept, -math.inf)
+            else:
+                inputs.mask.copy_(kept)
             graph.replay()
             expected = call_ours(inputs, tensors, gpu)
             assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])

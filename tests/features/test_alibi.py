@@ -106,6 +106,19 @@ def test_rows_without_keys_add_nothing(d, dtype, backend):
 
 
 @over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [64, *for_gpus([128])])
+def test_vanished_weights_add_nothing_to_the_gradient_of_slopes(d, dtype, backend):
+    """All weights of far keys underflow, so that an infinite v of theirs reaches no slope."""
+    case = Case(sq=300, sk=1300, d=d, heads=2, batch=1, alibi="h", causal="bottom_right")
+    inputs = make_inputs(case, dtype, backend.device)
+    inputs = inputs.replace(alibi_slopes=torch.full_like(inputs.alibi_slopes, 3.0))
+    infinite = inputs.v.clone()
+    infinite[:, :, :500] = math.inf
+    found = run_ours(inputs.replace(v=infinite), backend)["dalibi_slopes"]
+    torch.testing.assert_close(found, run_ours(inputs, backend)["dalibi_slopes"], rtol=1e-3, atol=1e-3)
+
+
+@over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("slope", [0.0, 1e-4, 3.0, -0.01], ids=str)
 def test_slopes_of_any_size(slope, dtype, backend):
     """Far keys of a steep slope have no weight, and with a negative slope they have the most."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.cases import Case, Inputs, make_inputs
-from support.checks import check_drawn, check_hidden_keys, check_packed_drawn
+from support.checks import check_drawn, check_hidden_keys, check_inputs, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import for_gpus, over_cases, over_dtypes
@@ -97,6 +97,29 @@ def test_nan_in_padding(d, dropout_p, poison, dtype, backend):
     check_hidden_keys(inputs, 550, poison, backend)
 
 
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("d", [64, *for_gpus([128])])
+def test_nan_in_what_a_mask_hides_beside_dropout(d, poison, dtype, backend):
+    inputs = make_inputs(Case(sq=500, sk=700, d=d, heads=2, mask="b11k", dropout_p=0.2), dtype, backend.device)
+    inputs.mask[..., 550:] = False
+    check_hidden_keys(inputs, 550, poison, backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [64, *for_gpus([128])])
+def test_views(d, dtype, backend):
+    """Rows of a bias or a mask that are further apart than they are long, or whose keys are."""
+    case = Case(sq=300, sk=420, d=d, heads=4, bias="bh1k")
+    inputs = without_dbias(make_inputs(case, dtype, backend.device))
+    wide = inputs.bias.new_full((*inputs.bias.shape[:3], 451), math.nan)
+    wide[..., :420] = inputs.bias
+    check_inputs(inputs.replace(bias=wide[..., :420]), backend)
+    check_inputs(inputs.replace(bias=inputs.bias.repeat_interleave(2, -1)[..., ::2]), backend)
+    masked = make_inputs(Case(sq=300, sk=420, d=d, heads=4, mask="bh1k", dropout_p=0.2), dtype, backend.device)
+    check_inputs(masked.replace(mask=masked.mask.repeat_interleave(2, -1)[..., ::2]), backend)
+
+
 # A mask of keys beside dropout is such a bias in Hopper's backward pass.
 MASKS = [
     Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, mask=mask, padding=padding, dropout_p=0.2, **options)
@@ -118,10 +141,11 @@ def test_masks_beside_dropout(case, dtype, backend):
 
 # Which keys are padding, for each head. On Hopper batch entries that keep one interval of keys, the same for all heads,
 # take the kernels of calls without a bias.
+HEADS = 20
 PADDINGS = {
     "at the end": lambda keep: keep,
-    "of all heads": lambda keep: keep.expand(-1, 4, -1, -1),
-    "of one head": lambda keep: torch.cat([keep, keep.new_ones(keep.shape).expand(-1, 3, -1, -1)], 1),
+    "of all heads": lambda keep: keep.expand(-1, HEADS, -1, -1),
+    "of one head": lambda keep: torch.cat([keep.expand(-1, 17, -1, -1), keep | True, keep, keep], 1),
     "at both ends": lambda keep: keep & (torch.arange(keep.shape[-1], device=keep.device) >= 37),
     "within": lambda keep: keep & (torch.arange(keep.shape[-1], device=keep.device) != 131),
     "everywhere": lambda keep: keep & (torch.arange(keep.shape[0], device=keep.device) != 1)[:, None, None, None],
@@ -130,10 +154,13 @@ PADDINGS = {
 
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize(("d", "sk", "dropout_p"), [(64, 610, 0.0), *for_gpus([(128, 610, 0.2), (64, 200, 0.0)])])
-def test_padding_is_what_a_mask_hides(d, sk, dropout_p, padding, dtype, backend):
+@pytest.mark.parametrize(
+    ("d", "sk", "dropout_p", "sink"),
+    [(64, 610, 0.0, False), *for_gpus([(128, 610, 0.2, False), (64, 200, 0.0, False), (64, 610, 0.0, True)])],
+)
+def test_padding_is_what_a_mask_hides(d, sk, dropout_p, sink, padding, dtype, backend):
     """0 and -inf in the bias, beside a boolean mask of the same keys."""
-    case = Case(sq=300, sk=sk, d=d, batch=3, heads=4, mask="b11k", dropout_p=dropout_p, dlse=True)
+    case = Case(sq=130, sk=sk, d=d, batch=3, heads=HEADS, mask="b11k", dropout_p=dropout_p, sink=sink, dlse=True)
     masked = make_inputs(case, dtype, backend.device)
     lengths = torch.tensor([sk, sk - 100, sk - 20], device=backend.device)
     keep = PADDINGS[padding](torch.arange(sk, device=backend.device) < lengths[:, None, None, None])

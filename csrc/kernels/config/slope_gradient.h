@@ -10,7 +10,7 @@ inline constexpr int kSlopeGradientQueries = 128;  // of a work tile
 struct SlopeGradientConfig {
   int head_dim;                 // of Q and K, and of V
   int block_n;                  // keys of a tile
-  int stages;                   // of K and V, which alternate; as many as shared memory holds, up to three of each
+  int stages;                   // of tiles of K and V, which alternate: as many as shared memory holds, and at most 6
   int producer_registers = 24;  // of a thread
   int consumer_registers = 240;
 

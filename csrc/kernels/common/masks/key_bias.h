@@ -12,7 +12,7 @@ namespace flash_attn_ext::common {
 cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention::KeyInterval* intervals,
                           cudaStream_t stream);
 
-// Writes a mask of keys as such a bias, which takes the mask's place in params.
+// Writes a mask of keys as such a bias, of 0 and -inf, to `to`, and replaces the mask in params by it.
 cudaError_t write_mask_as_bias(attention::AttentionParams& params, void* to, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

@@ -29,7 +29,7 @@ constexpr int64_t kPortableKeys = 96;
 // single-tile kernel takes them, up to kLargestShortSingleTileHeadDim.
 constexpr int64_t kPortableTokens = 64;
 // Up to this number of keys, which are one tile, a key bias is not searched for intervals: that would take longer.
-constexpr int64_t kKeysOfKeyBias = 128;
+constexpr int64_t kMostUnscannedKeys = 128;
 constexpr int64_t kLargestShortHeadDim = 256;
 constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
@@ -87,7 +87,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
   if (tokens <= kPortableTokens) return true;
-  if (key_bias_score(p)) return false;
+  if (key_bias_score(p) && !p.row_max.present()) return false;  // no kernel of these writes row_max
   switch (score_mode_sm90(p, limits)) {
     case ScoreMode::kScaleOnly:
       if (takes_single_tile(p)) return false;
@@ -284,7 +284,7 @@ bool takes_intervals(const ForwardPlan& plan) {
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.
 // Where a query's diagonal key matters, it must be the key of the same number, whatever the interval is.
 bool may_have_intervals(const attention::ForwardParams& p) {
-  if (key_bias_score(p)) return !is_packed(p) && p.sequences.max_seqlen_k > kKeysOfKeyBias;
+  if (key_bias_score(p)) return !is_packed(p) && p.sequences.max_seqlen_k > kMostUnscannedKeys;
   const attention::BroadcastView& mask = p.score_mod.mask;
   const bool hides_keys = mask.head_stride == 0 && mask.query_stride == 0 && mask.key_stride != 0;
   if (!hides_keys || p.score_mod.selects_keys() || is_packed(p)) return false;

@@ -38,8 +38,8 @@ std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;
   others.bias = {};
   const attention::BroadcastView& bias = p.score_mod.bias;
-  const bool is_alone = bias.is_of_keys() && others.plain() && others.scale > 0.0 && p.visibility.unlimited();
-  if (!is_alone || bias.key_stride != 1 || bias.element != p.element) return std::nullopt;
+  const bool is_all = bias.is_of_keys() && others.plain() && others.scale > 0.0 && p.visibility.unlimited();
+  if (!is_all || bias.key_stride != 1 || bias.element != p.element) return std::nullopt;
   return p.dropout.enabled() ? ScoreMode::kKeyBiasDropout : ScoreMode::kKeyBias;
 }
 

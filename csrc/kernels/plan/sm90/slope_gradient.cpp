@@ -21,8 +21,9 @@ void plan_slope_gradient(BackwardPlan& plan, const attention::BackwardParams& p)
   }
   plan.slope_row = static_cast<int>(row - std::begin(sm90::kSlopeGradientConfigs));
   plan.alibi_partials_per_head = attention::ceil_div(p.sequences.max_seqlen_q, sm90::kSlopeGradientQueries);
-  plan.workspace.alibi_partials =
-      append(plan.workspace.bytes, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
+  const int64_t partials = p.batch * p.num_heads_q * plan.alibi_partials_per_head;
+  // The counter of work tiles follows them.
+  plan.workspace.alibi_partials = append(plan.workspace.bytes, (partials + 1) * int64_t{sizeof(float)});
 }
 
 }  // namespace flash_attn_ext::plan

@@ -96,8 +96,8 @@ constexpr bool keeps_shift(bool adds_statistics) {
 // The number that is subtracted from a head's key bias and from the LSEs of its queries, since the difference of two
 // large numbers would be inexact. It is the LSE of the first query: all queries see the same keys, so their LSEs differ
 // no more than their products with keys do. Beside a larger number than kMost, scores had lost digits in the forward
-// pass, as they do where a mask has the smallest finite number for every key. The reference is NaN then, and so are the
-// head's gradients, which are computed again (common/repair).
+// pass, as they do where a mask has the smallest finite number for every key. The reference is NaN then, and also where
+// the first LSE is, and so are the head's gradients, which are computed again (common/repair).
 struct KeyBiasReference {
   static constexpr float kMost = 0x1p14f;
 

@@ -179,7 +179,7 @@ struct KeyWarpgroup {
     to_gradients.add_alibi(iteration.slope, key - iteration.first_diagonal);
   }
 
-  // The bias of keys that the sequence does not have is that of its last key. Their P is never stored.
+  // Keys that the sequence does not have take the bias of its last key. hide() has made their scores -inf.
   __device__ __forceinline__ void add_key_bias(const KeyTileWork& work, const KeyBiasIteration& iteration) {
     const auto* const of_head = static_cast<const Element*>(iteration.of_head);
 #pragma unroll

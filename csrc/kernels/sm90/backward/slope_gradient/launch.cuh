@@ -24,9 +24,11 @@ cudaError_t slope_gradient(const attention::BackwardParams& p, const plan::Backw
                                     .element_bytes = sizeof(Element),
                                     .l2_bytes = plan.l2_bytes});
   args.partials = plan.workspace.alibi_partials.in<float>(workspace);
+  args.work_counter =
+      reinterpret_cast<uint32_t*>(args.partials + p.batch * p.num_heads_q * plan.alibi_partials_per_head);
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  cudaError_t error = next_work_counter(args.work_counter, stream);
+  const cudaError_t error = cudaMemsetAsync(args.work_counter, 0, sizeof(*args.work_counter), stream);
   if (error != cudaSuccess) return error;
   return common::with_row<kSlopeGradientConfigs>(plan.slope_row, [&](auto row) {
     using Traits = SlopeGradientTraits<Element, kSlopeGradientConfigs[row()]>;

@@ -1,5 +1,5 @@
-// The gradient of ALiBi slopes on Hopper. It is computed beside any of the backward kernels, which have no slopes'
-// gradient of their own. With w = -|key - query - diagonal|, which is d score / d slope, a slope's gradient is
+// The gradient of ALiBi slopes on Hopper. It runs after the kernels of dQ, dK and dV, none of which computes it. With w
+// = -|key - query - diagonal|, which is d score / d slope, a slope's gradient is
 //
 //   sum of dS w = sum over queries of [ sum of P dP w - delta * sum of P w ],  delta = sum of P dP - dlse
 //
@@ -40,8 +40,8 @@ struct SlopeGradientArguments {
   TmaDescriptor dout;
   attention::BackwardParams params;
   Schedule schedule;
-  uint32_t* work_counter;
-  float* partials;  // of each batch entry, query head and work tile
+  uint32_t* work_counter;  // 0 when the kernel starts
+  float* partials;         // of each batch entry, query head and work tile
   float scale_log2e;
 };
 
@@ -109,9 +109,8 @@ struct SlopeGradientProducer {
   typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
-    const uint32_t count = args.schedule.num_blocks;
 #pragma unroll 1
-    for (uint32_t index = blockIdx.x; index < count; index = fetch_work_tile(args.work_counter, count)) {
+    for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = fetch_work_tile(args.work_counter)) {
       shared.work_pipeline.producer_acquire(work_state);
       SlopeGradientWork& work = shared.work[work_state.stage];
       describe(work, args.schedule.place(index));
@@ -160,7 +159,8 @@ struct SlopeGradientProducer {
     for (int tile = work.begin; tile < work.end; ++tile) {
       const int key = static_cast<int>(work.coord.sequence.key_begin) + tile * Traits::kKeys;
       load_keys(work, args.k, key);
-      if (tile == work.begin) load_queries(work);  // after K, because their stage is released later
+      // After K, because the stage of Q and dO is released with the last tile of the previous work tile.
+      if (tile == work.begin) load_queries(work);
       load_keys(work, args.v, key);
     }
   }
@@ -292,8 +292,7 @@ struct SlopeGradientWarpgroup {
     ptx::pin_registers(scores.c[0]);
     consumer_release(shared.key_pipeline.empty[of_keys.stage]);
     const Where where = {args.params, work.coord, first_row(work), tile * Traits::kKeys};
-    const bool is_full = work.own[warpgroup].full(tile);
-    if (!is_full) where.hide_invisible(scores);
+    if (!work.own[warpgroup].full(tile)) where.hide_invisible(scores);
     __syncwarp();
     float distances[kThreadRows];
     const auto diagonal = static_cast<int>(args.params.visibility.diagonal(work.coord.sequence));
@@ -302,20 +301,20 @@ struct SlopeGradientWarpgroup {
       const int query = first_row(work) + Scores::row(r);
       distances[r] = static_cast<float>(tile * Traits::kKeys + Scores::column(0, 0) - query - diagonal);
     }
-    // A later key that no query sees has a weight of 0, whatever w is.
+    // Where no query sees a later key, these have a weight of 0, and the sign of their w does not matter.
     const int last_key = tile * Traits::kKeys + Traits::kKeys - 1;
     const int first_diagonal = work.first_query + warpgroup * tile::kWarpgroupRows + diagonal;
     if (args.params.visibility.right <= 0 || uniform(last_key) <= uniform(first_diagonal)) {
-      add_sums<true>(distances, is_full);
+      add_sums<true>(distances);
     } else {
-      add_sums<false>(distances, is_full);
+      add_sums<false>(distances);
     }
   }
 
   // P, and the sums. distances: key - query - diagonal of the first element of each of the thread's rows. kIsBefore: no
   // visible key comes after the diagonal.
   template <bool kIsBefore>
-  __device__ __forceinline__ void add_sums(const float (&distances)[kThreadRows], bool is_full) {
+  __device__ __forceinline__ void add_sums(const float (&distances)[kThreadRows]) {
     for_each_derivative<kIsBefore>(distances, [&](int r, int j, int e, float w) {
       float& score = scores.at(r, j, e);
       score = ptx::exp2(fmaf(score, args.scale_log2e, fmaf(w, slope_log2e, -lse[r])));
@@ -324,14 +323,10 @@ struct SlopeGradientWarpgroup {
     ptx::pin_registers(gradients.c[0]);
     consumer_release(shared.key_pipeline.empty[key_state.stage]);
     key_state.advance();
-    if (!is_full) {  // dP of a key that is not visible may be anything
-      for_each_element<Scores>([&](int r, int, int j, int e, int) {
-        gradients.at(r, j, e) = scores.at(r, j, e) == 0.0f ? 0.0f : gradients.at(r, j, e);
-      });
-    }
     for_each_derivative<kIsBefore>(distances, [&](int r, int j, int e, float w) {
       const float weight = scores.at(r, j, e);
-      const float product = weight * gradients.at(r, j, e);
+      // Where the weight is 0, the key may be hidden, or has vanished: dP may be anything, and adds nothing.
+      const float product = weight == 0.0f ? 0.0f : weight * gradients.at(r, j, e);
       sums[r].products += product;
       sums[r].derivatives = fmaf(weight, w, sums[r].derivatives);
       sums[r].weighted_products = fmaf(product, w, sums[r].weighted_products);
