@@ -15,6 +15,7 @@ PLAN_FILES = (
     "sm90/backward_two_pass.cpp",
     "sm90/score_mode.cpp",
     "sm90/short_bias.cpp",
+    "sm90/slope_gradient.cpp",
     "sm80/backward.cpp",
     "sm80/bias_stationary.cpp",
 )
