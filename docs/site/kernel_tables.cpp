@@ -51,8 +51,8 @@ void print_sm90_forward() {
                {"registers", sm90::forward_registers(config).consumer}});
   }
   for (const sm90::SingleTileConfig& config : sm90::kSingleTileConfigs) {
-    const auto& [dims, block_n, warpgroups, kv_stages, q_stages, parts, intra_overlap] = config;
-    print_row("sm90 single tile", ScoreMode::kScaleOnly,
+    const auto& [dims, score, block_n, warpgroups, kv_stages, q_stages, parts, intra_overlap] = config;
+    print_row("sm90 single tile", score,
               {{"qk", dims.qk},
                {"v", dims.v},
                {"block_n", block_n},

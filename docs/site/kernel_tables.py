@@ -142,7 +142,8 @@ TABLES = {
         ),
     ),
     "sm90 single tile": Table(
-        {
+        SCORES
+        | {
             "head dims": head_dim,
             "keys": number("block_n"),
             "consumer warpgroups": number("warpgroups"),
@@ -150,12 +151,13 @@ TABLES = {
             "stages of K and V": number("kv_stages"),
             "registers": number("registers"),
         },
+        ("scores",),
         notes=(
             Note("overlap", is_set("intra_overlap"), "a warpgroup issues the next S before it stores O"),
             Note(
-                "halves",
+                "{parts} parts",
                 lambda row: row["parts"] > 1,
-                "the QK GEMM of the second half of the keys overlaps the PV GEMM of the first half",
+                "the QK GEMM of each part of the keys but the first overlaps the PV GEMM of the one before",
             ),
         ),
     ),

@@ -1,16 +1,17 @@
 """Hopper's single-tile forward kernels, whose key tile holds all keys of a sequence: each number of keys that a kernel
-is compiled for, work tiles of few and of many query tiles, lengths that differ, and NaN."""
+is compiled for, work tiles of few and of many query tiles, lengths that differ, masks and biases of keys, and NaN."""
 
 import math
 
 import pytest
 import torch
 
-from support.cases import Case, make_inputs
-from support.checks import check_case, check_hidden_keys, check_on_sm_counts, check_packed_drawn
+from support.cases import Case, Inputs, make_inputs
+from support.checks import check_case, check_drawn, check_hidden_keys, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
+from support.runners import run_ours
 
 SM_COUNTS = (1, 2, 7, 132)
 RUNS = 100
@@ -66,6 +67,31 @@ WORK_TILES = [
     for sq, sk in ((197, 197), (1500, 77), (256, 256))
     for batch in (1, 5)
 ] + [Case(sq=sq, sk=sk, batch=3, heads=4, d=d) for sq, sk, d in ((50, 50, 128), (700, 128, 96), (500, 77, 160))]
+# Kernels with a key bias hold 80, 128, 160, 208 and 256 keys at head dim 64, and 80 and 128 at 128. A mask of keys is
+# such a bias.
+KEY_BIAS_OPTIONS = (
+    dict(mask="b11k"),
+    dict(bias="bh1k", dlse=True),
+    dict(mask="bh1k", sink=True),
+    dict(bias="b11k"),
+    dict(mask="b11k", padding=True, dlse=True),
+    dict(bias="111k", sink=True),
+    dict(mask="1h1k"),
+)
+KEY_BIASES = [
+    Case(sq=QUERIES[1:][(i + j) % 8], sk=sk, heads=4, kv_heads=2, d=d, **KEY_BIAS_OPTIONS[(i + 2 * j) % 7])
+    for j, (d, keys) in enumerate(((64, KEYS), (40, KEYS), (128, KEYS[:9]), (72, KEYS[:9])))
+    for i, sk in enumerate(keys)
+]
+MASKS_BESIDE_VISIBILITY = [
+    Case(sq=sq, sk=sk, heads=4, d=d, mask="b11k", **visible)
+    for d, sq, sk in ((64, 100, 100), (64, 129, 160), (128, 90, 120))
+    for visible in (dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(9, 30)))
+]
+
+
+def without_dbias(inputs: Inputs) -> Inputs:
+    return inputs.replace(differentiable=("q", "k", "v", "sink"))
 
 
 @over_16_bits
@@ -78,6 +104,32 @@ def test_edges_of_tiles(case, dtype, gpu):
 @over_cases(VISIBLE)
 def test_causality_and_windows(case, dtype, gpu):
     check_case(case, dtype, gpu)
+
+
+@over_16_bits
+@over_cases(KEY_BIASES + MASKS_BESIDE_VISIBILITY)
+def test_key_biases(case, dtype, gpu):
+    check_drawn(lambda seed: without_dbias(make_inputs(case, dtype, "cuda", seed)), gpu)
+
+
+@over_16_bits
+@pytest.mark.parametrize("value", ["-inf", "finfo.min", "-1e4"])
+@pytest.mark.parametrize(("d", "sk"), [(64, 80), (64, 250), (40, 200), (128, 128)])
+def test_key_biases_of_empty_and_low_entries(d, sk, value, dtype, gpu):
+    """The first batch entry has nothing else, the second one from a key on, the third one in its first 160 keys."""
+    number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
+
+    def draw(seed: int) -> Inputs:
+        inputs = make_inputs(Case(sq=130, sk=sk, batch=3, heads=2, d=d, bias="b11k", dlse=True), dtype, "cuda", seed)
+        inputs.bias[0] = number
+        inputs.bias[1, ..., sk - 30 :] = number
+        inputs.bias[2, ..., : min(sk - 30, 160)] = number
+        return without_dbias(inputs)
+
+    check_drawn(draw, gpu)
+    if value == "-inf":
+        result = run_ours(draw(0), gpu)
+        assert bool((result["lse"][0] == -math.inf).all()) and bool((result["out"][0] == 0).all())
 
 
 @over_dtypes((torch.bfloat16,))
@@ -96,6 +148,10 @@ def test_work_tiles(case, dtype, gpu, monkeypatch):
 @over_cases(
     [Case(sq=sq, sk=sk, batch=40, heads=12, d=64) for sq, sk in ((197, 197), (128, 128), (500, 77), (256, 256))]
     + [Case(sq=sq, sk=sk, batch=40, heads=12, d=d) for sq, sk, d in ((50, 50, 128), (128, 128, 80), (200, 77, 160))]
+    + [
+        Case(sq=sk, sk=sk, batch=40, heads=12, d=d, mask="b11k")
+        for sk, d in ((80, 64), (128, 64), (256, 64), (128, 80))
+    ]
 )
 def test_repeats(case, dtype, gpu):
     assert_repeats(make_inputs(case, dtype, "cuda", draw_on="cuda"), gpu, RUNS)
@@ -107,3 +163,12 @@ def test_repeats(case, dtype, gpu):
 def test_nan_in_what_no_query_attends(sq, sk, d, poison, dtype, gpu):
     inputs = make_inputs(Case(sq=sq, sk=sk, batch=20, heads=12, d=d, causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, sq, poison, gpu)
+
+
+@over_16_bits
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize(("sk", "d"), [(80, 64), (200, 64), (256, 64), (120, 128)])
+def test_nan_in_what_a_mask_hides(sk, d, poison, dtype, gpu):
+    inputs = make_inputs(Case(sq=130, sk=sk, batch=20, heads=4, d=d, mask="b11k"), dtype, "cuda")
+    inputs.mask[..., sk - 20 :] = False
+    check_hidden_keys(inputs, sk - 20, poison, gpu)

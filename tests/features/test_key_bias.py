@@ -30,6 +30,12 @@ EDGES = [
 ]
 ON_CPU = EDGES[60::7]
 # What else changes scores, or hides keys by position, is for other kernels.
+# All keys in one tile.
+SHORT = [
+    Case(sq=sq, sk=sk, heads=4, d=d, bias=bias, dlse=True)
+    for d, bias in ((64, "b11k"), (128, "bh1k"))
+    for sq, sk in ((130, 77), (65, 128), (200, 197))
+]
 BESIDE_OTHERS = [
     Case(sq=300, sk=420, heads=4, d=d, bias="b11k", **options)
     for d in (64, 128)
@@ -47,7 +53,7 @@ def without_dbias(inputs: Inputs) -> Inputs:
 
 
 @over_16_bits
-@over_cases([*ON_CPU, *for_gpus([case for case in EDGES if case not in ON_CPU])])
+@over_cases([*ON_CPU, *SHORT, *for_gpus([case for case in EDGES if case not in ON_CPU])])
 def test_edges_of_tiles(case, dtype, backend):
     check_drawn(lambda seed: without_dbias(make_inputs(case, dtype, backend.device, seed)), backend)
 
@@ -120,11 +126,11 @@ def test_views(d, dtype, backend):
     check_inputs(masked.replace(mask=masked.mask.repeat_interleave(2, -1)[..., ::2]), backend)
 
 
-# A mask of keys beside dropout is such a bias in Hopper's backward pass.
+# A mask of keys beside dropout is such a bias in Hopper's backward pass, and in short forward calls.
 MASKS = [
     Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, mask=mask, padding=padding, dropout_p=0.2, **options)
     for d, kv_heads in ((64, 4), (96, 2), (128, 1))
-    for sq, sk in ((130, 200), (577, 640), (513, 1031))
+    for sq, sk in ((80, 100), (130, 200), (577, 640), (513, 1031))
     for mask, padding, options in (
         ("b11k", True, {}),
         ("bh1k", False, dict(dlse=True)),

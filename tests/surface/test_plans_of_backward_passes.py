@@ -30,6 +30,7 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 
 SQUARE = (1, 16, LONG, LONG)
+MASK_AS_BIAS, VISIBLE_KEYS = "mask as a bias", "visible keys"
 WITH_BIAS = ("q", "k", "v", "bias")
 WITH_SLOPES = ("q", "k", "v", "alibi_slopes")
 SHARED = "within another kernel"
@@ -154,7 +155,18 @@ BACKWARD_SM90 = [
         dict(kernel=KEY_STATIONARY, score_mode="key bias", delta=THEN_EXACT, dbias="from recomputed dS"),
     ),
     # A mask of keys beside dropout is a key bias.
-    (hopper({"dropout_p": 0.1}, mask=(8, 1, 1, LONG)), dict(kernel=KEY_STATIONARY, score_mode="key bias and dropout")),
+    (
+        hopper({"dropout_p": 0.1}, mask=(8, 1, 1, LONG)),
+        dict(
+            kernel=KEY_STATIONARY,
+            score_mode="key bias and dropout",
+            workspace={MASK_AS_BIAS: 8 * LONG * 2, VISIBLE_KEYS: 8 * 4},
+        ),
+    ),
+    # Where a batch entry's visible keys end is looked up once for all heads, and not for few key tiles.
+    (hopper(bias=(8, 1, 1, LONG)), dict(workspace={MASK_AS_BIAS: 0, VISIBLE_KEYS: 8 * 4})),
+    (hopper(bias=(8, 16, 1, LONG)), dict(workspace={VISIBLE_KEYS: 0})),
+    (hopper(sq=256, bias=(8, 1, 1, 256)), dict(score_mode="key bias", workspace={VISIBLE_KEYS: 0})),
     (hopper({"dropout_p": 0.1, "causal": "top_left"}, mask=(8, 1, 1, LONG)), dict(kernel=TWO_PASS)),
     (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG)), dict(kernel=TWO_PASS)),
     (

@@ -82,7 +82,7 @@ INTERVALS = [
         dict(mask=PADDING, d=192, options={"dropout_p": 0.1}),
         dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(192, 192)),
     ),
-    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
+    (dict(mask=(8, 1, 1, 80), sq=80, d=192), dict(kernel=SINGLE_TILE, score_mode="scale only", head_dims=(192, 192))),
     (dict(mask=PADDING, options={"softcap": 9.0}), dict(kernel=WARP_SPECIALISED, score_mode="softcap")),
     (
         dict(mask=(1, 1, 1, 400), sq=400, batch=1),
@@ -95,7 +95,7 @@ INTERVALS = [
         dict(bias=(1, 1, 1, LONG), d=96, options={"dropout_p": 0.1}),
         dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(128, 128)),
     ),
-    (dict(bias=(8, 1, 1, 200), sq=200), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
+    (dict(bias=(8, 1, 1, 200), sq=200, d=128), dict(kernel=WARP_SPECIALISED, score_mode="scale only")),
 ]
 NO_INTERVALS = [
     dict(mask=(8, 16, 1, LONG)),  # of each head
@@ -107,6 +107,8 @@ NO_INTERVALS = [
     dict(mask=(8, 1, 1, 64), sq=64),  # the portable kernels'
     dict(mask=(1, 1, 1, LONG), sq=256, sk=LONG, batch=1, heads=2),  # split-KV
     dict(bias=(8, 1, 1, 128), sq=128),
+    dict(mask=(8, 1, 1, 200), sq=200),
+    dict(bias=(8, 1, 1, 128), sq=128, options={"dropout_p": 0.1}),
     dict(bias=PADDING, options={"causal": "bottom_right"}),
     dict(bias=(8, 1, LONG, LONG)),
 ]
@@ -120,6 +122,41 @@ def test_padding_takes_kernels_without_a_mask(call, expected):
 @pytest.mark.parametrize("call", NO_INTERVALS, ids=str)
 def test_where_one_kernel_takes_all_entries(call):
     assert forward_plan(**call).intervals is None
+
+
+# Where one tile has all keys, a kernel reads a mask or a bias of keys and needs no scan of it. Elsewhere, and beside
+# anything else, other kernels run.
+IN_ONE_TILE = [
+    (dict(mask=(8, 1, 1, 128), sq=128), dict(tile=(128, 128))),
+    (dict(mask=(8, 16, 1, 77), sq=197, sk=77), dict(tile=(256, 80))),
+    (dict(bias=(8, 1, 1, 161), sq=300, sk=161, d=40), dict(tile=(320, 208))),
+    (dict(bias=(1, 1, 1, 256), sq=256), dict(tile=(256, 256))),
+    (dict(mask=(8, 1, 1, 64), sq=64, d=128), dict(tile=(64, 80), head_dims=(128, 128))),
+    (dict(mask=(8, 1, 1, 160), sq=160, options={"causal": "top_left"}), dict(tile=(192, 160))),
+]
+NOT_IN_ONE_TILE = [
+    dict(mask=(8, 1, 1, 161), sq=161, options={"causal": "top_left"}),
+    dict(mask=(8, 1, 1, 257), sq=257),
+    dict(mask=(8, 1, 1, 129), sq=129, d=128),
+    dict(mask=(8, 1, 1, 80), sq=80, d=192),
+    dict(mask=(8, 1, 80, 80), sq=80),
+    dict(mask=(8, 1, 1, 80), sq=80, options={"dropout_p": 0.1}),
+    dict(mask=(8, 1, 1, 80), bias=(8, 1, 1, 80), sq=80),
+    dict(bias=(8, 1, 1, 80), sq=80, options={"causal": "top_left"}),
+    dict(bias=(8, 1, 1, 80), sq=80, options={"scale": -0.1}),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), IN_ONE_TILE, ids=str)
+def test_keys_in_one_tile(call, expected):
+    plan = forward_plan(**call)
+    assert mismatches(plan, dict(kernel=SINGLE_TILE, score_mode="key bias") | expected) == {}
+    assert plan.intervals is None
+
+
+@pytest.mark.parametrize("call", NOT_IN_ONE_TILE, ids=str)
+def test_keys_not_in_one_tile(call):
+    assert forward_plan(**call).score_mode != "key bias" or forward_plan(**call).kernel != SINGLE_TILE
 
 
 # Kernels that know a mask or a bias are compiled for head dims 64 and 128, those of masks for larger ones, too: calls

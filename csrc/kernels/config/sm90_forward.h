@@ -228,12 +228,15 @@ constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
 // 160, or where shared memory holds no more.
 struct SingleTileConfig {
   HeadDims dims = {64, 64};
-  int block_n;  // keys of the tile
+  ScoreMode score = ScoreMode::kScaleOnly;  // or kKeyBias, of a bias or a mask that is broadcast along queries
+  int block_n;                              // keys of the tile
   int warpgroups;
   int kv_stages;
   int q_stages = 2;            // per consumer
-  int parts = 1;               // with two, the QK GEMM of the second half of the keys overlaps the PV GEMM of the first
+  int parts = 1;               // of the keys: the QK GEMM of each but the first overlaps the PV GEMM of the one before
   bool intra_overlap = false;  // a warpgroup issues the next S before it stores O
+
+  constexpr bool has_key_bias() const { return score == ScoreMode::kKeyBias; }
 
   bool operator==(const SingleTileConfig&) const = default;
 };
@@ -248,13 +251,22 @@ inline constexpr SingleTileConfig kSingleTileConfigs[] = {
     {.dims = {128, 128}, .block_n = 80, .warpgroups = 2, .kv_stages = 3},
     {.dims = {128, 128}, .block_n = 128, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
     {.dims = {192, 192}, .block_n = 80, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
+
+    {.score = ScoreMode::kKeyBias, .block_n = 80, .warpgroups = 4, .kv_stages = 6, .intra_overlap = true},
+    {.score = ScoreMode::kKeyBias, .block_n = 128, .warpgroups = 4, .kv_stages = 3},
+    {.score = ScoreMode::kKeyBias, .block_n = 160, .warpgroups = 3, .kv_stages = 3},
+    {.score = ScoreMode::kKeyBias, .block_n = 208, .warpgroups = 3, .kv_stages = 2},
+    {.score = ScoreMode::kKeyBias, .block_n = 256, .warpgroups = 3, .kv_stages = 2, .parts = 4},
+    {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .block_n = 80, .warpgroups = 2, .kv_stages = 3},
+    {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .block_n = 128, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
 };
 
-// The keys of the row above one that has the same head dims, or 0. A call of this kernel has more keys than that.
+// The keys of the row above one that has the same head dims and score mode, or 0. A call of this kernel has more keys
+// than that.
 constexpr int keys_of_row_above(const SingleTileConfig& row) {
   int above = 0;
   for (const SingleTileConfig& other : kSingleTileConfigs) {
-    if (other.dims == row.dims && other.block_n < row.block_n) above = other.block_n;
+    if (other.dims == row.dims && other.score == row.score && other.block_n < row.block_n) above = other.block_n;
   }
   return above;
 }

@@ -96,6 +96,7 @@ struct ForwardPlan {
     WorkspacePart intervals;     // of keys, which a mask leaves of each batch entry
     WorkspacePart of_intervals;  // the workspace of the plan for these
     WorkspacePart bias_boxes;    // kWarpSpecialised: RelativeBiasBoxes
+    WorkspacePart mask_as_bias;  // kWarpSpecialised: the key bias that stands for a mask (attention/key_bias.h)
   } workspace;
 };
 
@@ -219,7 +220,9 @@ struct BackwardPlan {
     WorkspacePart key_sums;
     WorkspacePart query_sums;  // partial dQ of key chunks
     WorkspacePart arrivals;
-    WorkspacePart bias_boxes;  // kKeyStationary, kTwoPass: as in the forward pass
+    WorkspacePart bias_boxes;    // kKeyStationary, kTwoPass: as in the forward pass
+    WorkspacePart mask_as_bias;  // kKeyStationary: as in the forward pass
+    WorkspacePart visible_keys;  // kKeyStationary: of each batch entry, where a key bias may hide keys at its end
   } workspace;
 
   // Whether dBias comes from kernels that run after those of dQ, dK and dV, which then must not see it. (Those beside

@@ -286,7 +286,8 @@ Report report(const ForwardPlan& plan) {
                  {"split list", workspace.split_list},
                  {"key intervals", workspace.intervals},
                  {"plan of key intervals", workspace.of_intervals},
-                 {"boxes of the relative-position bias", workspace.bias_boxes}});
+                 {"boxes of the relative-position bias", workspace.bias_boxes},
+                 {"mask as a bias", workspace.mask_as_bias}});
   if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
   return report;
 }
@@ -296,27 +297,27 @@ Report report(const BackwardPlan& plan) {
   if (plan.exact_delta_of_sums) report.delta += ", then exact for sums of dS";
   add_kernels(report, plan);
   const BackwardPlan::Workspace& workspace = plan.workspace;
-  add_workspace(
-      report, workspace.bytes,
-      {{"delta", workspace.delta},
-       {"materialised scores", workspace.materialised_scores},
-       {"mask tiles", workspace.mask_tiles},
-       {"mask bits", workspace.mask_bits},
-       {"ALiBi partial sums", workspace.alibi_partials},
-       {"partial dBias", workspace.dbias_partials},
-       {plan.dkdv_score == ScoreMode::kKeyBiasDropout ? "mask as a bias" : "boxes of the relative-position bias",
-        workspace.bias_boxes},
-       {"dQ NaN flags", workspace.dq_nan_flags},
-       {"dK and dV NaN flags", workspace.dkdv_nan_flags},
-       {"partial dQ", workspace.dq_partials},
-       {"dQ accumulators", workspace.dq_sums},
-       {"statistics", workspace.statistics},
-       {"dQ semaphores", workspace.dq_semaphores},
-       {"key tiles", workspace.key_tiles},
-       {"work counters", workspace.work_counter},
-       {"partial dK and dV", workspace.key_sums},
-       {"partial dQ of key chunks", workspace.query_sums},
-       {"arrivals", workspace.arrivals}});
+  add_workspace(report, workspace.bytes,
+                {{"delta", workspace.delta},
+                 {"materialised scores", workspace.materialised_scores},
+                 {"mask tiles", workspace.mask_tiles},
+                 {"mask bits", workspace.mask_bits},
+                 {"ALiBi partial sums", workspace.alibi_partials},
+                 {"partial dBias", workspace.dbias_partials},
+                 {"boxes of the relative-position bias", workspace.bias_boxes},
+                 {"mask as a bias", workspace.mask_as_bias},
+                 {"visible keys", workspace.visible_keys},
+                 {"dQ NaN flags", workspace.dq_nan_flags},
+                 {"dK and dV NaN flags", workspace.dkdv_nan_flags},
+                 {"partial dQ", workspace.dq_partials},
+                 {"dQ accumulators", workspace.dq_sums},
+                 {"statistics", workspace.statistics},
+                 {"dQ semaphores", workspace.dq_semaphores},
+                 {"key tiles", workspace.key_tiles},
+                 {"work counters", workspace.work_counter},
+                 {"partial dK and dV", workspace.key_sums},
+                 {"partial dQ of key chunks", workspace.query_sums},
+                 {"arrivals", workspace.arrivals}});
   return report;
 }
 

@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "attention/key_bias.h"
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/masks/key_bias.h"
 #include "kernels/common/masks/mask_tiles.h"
@@ -50,6 +51,16 @@ cudaError_t write_boxes_of(const Plan& plan, const attention::AttentionParams& p
                            cudaStream_t stream) {
   void* const boxes = plan.workspace.bias_boxes.template in<void>(workspace);
   return boxes == nullptr ? cudaSuccess : write_relative_bias_boxes(p, boxes, stream);
+}
+
+// Writes the key bias that stands for the mask, if the plan has one.
+template <class Params, class Plan>
+cudaError_t replace_mask_by_bias(Params& p, const Plan& plan, void* workspace, cudaStream_t stream) {
+  void* const bias = plan.workspace.mask_as_bias.template in<void>(workspace);
+  if (bias == nullptr) return cudaSuccess;
+  const cudaError_t error = common::write_mask_as_bias(p, bias, stream);
+  p = attention::with_mask_as_bias(p, bias);
+  return error;
 }
 
 // Writes what the kernels read of a mask.
@@ -103,7 +114,8 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
     return call.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(call, plan, workspace, stream)
                                                              : run_planned<__half>(call, plan, workspace, stream);
   };
-  cudaError_t error = write_boxes_of(plan, call, workspace, stream);
+  cudaError_t error = replace_mask_by_bias(call, plan, workspace, stream);
+  if (error == cudaSuccess) error = write_boxes_of(plan, call, workspace, stream);
   if (error == cudaSuccess) {
     error = !plan.of_intervals              ? scan_mask(call, plan, workspace, stream)
             : call.score_mod.mask.present() ? scan_key_mask(call, plan, workspace, stream)
@@ -121,11 +133,8 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
   attention::BackwardParams p = params;
   if (sums_rows || plan.recomputes_dbias()) p.dbias = {};
   p.delta = plan.workspace.delta.like(p.lse, workspace);
-  // A plan with a mask and the kernel of a key bias has the mask as that bias, where others have boxes.
-  const bool has_mask_as_bias = p.score_mod.mask.present() && plan.dkdv_score == ScoreMode::kKeyBiasDropout;
-  cudaError_t error = has_mask_as_bias
-                          ? common::write_mask_as_bias(p, plan.workspace.bias_boxes.in<void>(workspace), stream)
-                          : write_boxes_of(plan, p, workspace, stream);
+  cudaError_t error = replace_mask_by_bias(p, plan, workspace, stream);
+  if (error == cudaSuccess) error = write_boxes_of(plan, p, workspace, stream);
   if (error != cudaSuccess) return error;
   if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
     error = scan_mask(p, plan, workspace, stream);

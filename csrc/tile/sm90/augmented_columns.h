@@ -1,5 +1,5 @@
 // Augmented columns: a float32 number for each column of a GEMM, which one more wgmma step adds to all rows. The
-// backward pass adds the LSE and delta in this way.
+// backward pass adds the LSE and delta in this way, and single-tile forward kernels add a key bias.
 //
 // Without it, each lane that holds a column would load its number, and shared memory would deliver every number 8
 // times. A number x is split into 2^12 h + m + 2^-11 l, with each part rounded to the element type. The split loses at
@@ -70,15 +70,47 @@ struct AugmentedStep {
 
   // Both halves of the inner elements have the same address (a leading offset of 0); groups of 8 rows are 128 bytes
   // apart.
-  template <class Sums>
-  __device__ __forceinline__ void add_to(Sums& sums) const {
-    ptx::multiply_rows_async(sums.c[0], factors.a, first | uint64_t{128 / 16} << 32, true, Element{});
+  template <int kColumnTiles>
+  __device__ __forceinline__ void add_to(float (&sums)[kColumnTiles][4]) const {
+    ptx::multiply_rows_async(sums, factors.a, first | uint64_t{128 / 16} << 32, true, Element{});
+  }
+};
+
+// The left operand in shared memory, for kernels that have no registers for it: eight rows stand for all of them.
+template <class Element>
+struct alignas(128) SharedColumnFactors {
+  uint4 rows[8];
+
+  __device__ __forceinline__ void init(int row) {
+    rows[row] = {ptx::pack(kHighFactor / 2, 0.5f, Element{}), ptx::pack(kLowFactor / 2, 0.0f, Element{}), 0, 0};
+  }
+};
+
+// The extra step with it.
+template <class Columns>
+struct SharedAugmentedStep {
+  using Element = typename Columns::Element;
+
+  uint32_t factors;  // addresses as above
+  uint32_t first;
+
+  // The numbers `count` places further in an array, from a column on.
+  __device__ __forceinline__ SharedAugmentedStep(const SharedColumnFactors<Element>& left, const Columns& columns,
+                                                 int count, int column)
+      : factors(ptx::shared_address(&left) / 16 & 0x3FFFu),
+        first((ptx::shared_address(&columns) / 16 & 0x3FFFu) + count * static_cast<uint32_t>(sizeof(Columns) / 16) +
+              column) {}
+
+  // sums: of the columns from `column` on. Groups of 8 rows of the left operand have the same address.
+  template <int kColumnTiles>
+  __device__ __forceinline__ void add_to(float (&sums)[kColumnTiles][4], int column = 0) const {
+    ptx::multiply_async(sums, uint64_t{factors}, (first + column) | uint64_t{128 / 16} << 32, true, Element{});
   }
 };
 
 struct NoAugmentedStep {
-  template <class Sums>
-  __device__ __forceinline__ void add_to(Sums&) const {}
+  template <int kColumnTiles>
+  __device__ __forceinline__ void add_to(float (&)[kColumnTiles][4], int = 0) const {}
 };
 
 }  // namespace flash_attn_ext::tile

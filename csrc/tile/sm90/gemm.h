@@ -65,7 +65,7 @@ __device__ __forceinline__ void issue_rows_gemm(WarpgroupAccumulator<Right::kRow
   for (int step = 0; step < Left::kColumns / 16; ++step) {
     ptx::multiply_async(sums.c[0], left.columns(step), right.columns(step), step > 0, typename Left::Element{});
   }
-  augmented.add_to(sums);
+  augmented.add_to(sums.c[0]);
   ptx::commit_wgmma();
 }
 
@@ -80,31 +80,34 @@ __device__ __forceinline__ void issue_rows_gemm(WarpgroupAccumulator<Right::kRow
   for (int step = 0; step < Right::kColumns / 16; ++step) {
     ptx::multiply_rows_async(sums.c[0], left.a[step], right.columns(step), step > 0, typename Right::Element{});
   }
-  augmented.add_to(sums);
+  augmented.add_to(sums.c[0]);
   ptx::commit_wgmma();
 }
 
 // The same for up to 256 rows of right, with two wgmma from 128 rows on: ptxas gives one instruction no more registers
 // than a thread has when the kernel starts.
-template <class Left, class Right>
+template <class Left, class Right, class Augmented = NoAugmentedStep>
 __device__ __forceinline__ void issue_wide_gemm(WarpgroupAccumulator<Right::kRows>& sums, const SmemOperand<Left>& left,
-                                                const SmemOperand<Right>& right) {
+                                                const SmemOperand<Right>& right, const Augmented& augmented = {}) {
   static_assert(Left::kColumns == Right::kColumns && Left::kRows == kWarpgroupRows);
   constexpr int kFirst = Right::kRows <= 128 ? Right::kRows : (Right::kRows / 2 + 15) / 16 * 16;
   constexpr int kSecond = Right::kRows - kFirst;
+  auto& first = reinterpret_cast<float(&)[kFirst / 8][4]>(sums.c[0][0]);
   ptx::renew_registers(sums.c[0]);
   ptx::fence_wgmma();
 #pragma unroll
   for (int step = 0; step < Left::kColumns / 16; ++step) {
-    ptx::multiply_async(reinterpret_cast<float(&)[kFirst / 8][4]>(sums.c[0][0]), left.columns(step),
-                        right.columns(step), step > 0, typename Left::Element{});
+    ptx::multiply_async(first, left.columns(step), right.columns(step), step > 0, typename Left::Element{});
   }
+  augmented.add_to(first);
   if constexpr (kSecond > 0) {
+    auto& second = reinterpret_cast<float(&)[kSecond / 8][4]>(sums.c[0][kFirst / 8]);
 #pragma unroll
     for (int step = 0; step < Left::kColumns / 16; ++step) {
-      ptx::multiply_async(reinterpret_cast<float(&)[kSecond / 8][4]>(sums.c[0][kFirst / 8]), left.columns(step),
-                          right.from_row(kFirst).columns(step), step > 0, typename Left::Element{});
+      ptx::multiply_async(second, left.columns(step), right.from_row(kFirst).columns(step), step > 0,
+                          typename Left::Element{});
     }
+    augmented.add_to(second, kFirst);
   }
   ptx::commit_wgmma();
 }

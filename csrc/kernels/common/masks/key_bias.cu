@@ -88,6 +88,45 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Zeroes rows from `first` to `end` of a head.
+template <class Element>
+__device__ __forceinline__ void clear_rows(const attention::MatrixView& to, int64_t batch, int64_t head, int first,
+                                           int end, int64_t columns) {
+  if (to.data == nullptr) return;
+  for (int row = first + tile::warp(); row < end; row += kThreads / tile::kWarpSize) {
+    Element* const elements = to.row<Element>(batch, head, row);
+    for (int64_t i = tile::lane(); i < columns; i += tile::kWarpSize) elements[i * to.column_stride] = Element(0.0f);
+  }
+}
+
+// Counts visible keys. Grid: one CTA for each key head of a batch entry; each counts them, since it has to know them.
+// Bound: the latency of accesses to memory.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    visible_keys_kernel(const __grid_constant__ attention::BackwardParams p, int32_t* counts) {
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const int64_t batch = blockIdx.x / p.num_heads_k;
+  const int64_t head = blockIdx.x - batch * p.num_heads_k;
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  const auto* const row = static_cast<const Element*>(bias.data) + bias.offset({batch, 0, 0, 0});
+  const auto keys = static_cast<int>(p.sequences.max_seqlen_k);
+  int own = 0;
+#pragma unroll 4
+  for (int key = static_cast<int>(threadIdx.x); key < keys; key += kThreads) {
+    if (static_cast<float>(row[key]) != -INFINITY) own = key + 1;
+  }
+  __shared__ int of_warps[kThreads / tile::kWarpSize];
+  own = __reduce_max_sync(kAllLanes, own);
+  if (tile::lane() == 0) of_warps[tile::warp()] = own;
+  __syncthreads();
+  int count = 0;
+  for (const int of_warp : of_warps) count = max(count, of_warp);
+  if (head == 0 && threadIdx.x == 0) counts[batch] = count;
+  clear_rows<Element>(p.dk, batch, head, count, keys, p.head_dim_qk);
+  clear_rows<Element>(p.dv, batch, head, count, keys, p.head_dim_v);
+}
+
 // Writes 0 and -inf for a mask of keys. Grid: one CTA for each row of the bias.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
@@ -108,17 +147,18 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t write_mask_as_bias(attention::AttentionParams& params, void* to, cudaStream_t stream) {
-  const common::EarlyLaunch launch = {.blocks = attention::key_bias_rows(params), .threads = kThreads};
-  const attention::AttentionParams& p = params;
-  const cudaError_t error =
-      p.element == attention::ElementType::kBFloat16
-          ? launch_early(mask_as_bias_kernel<__nv_bfloat16>, launch, stream, p, static_cast<__nv_bfloat16*>(to))
-          : launch_early(mask_as_bias_kernel<__half>, launch, stream, p, static_cast<__half*>(to));
-  const attention::BroadcastView bias = attention::key_bias_of_mask(params, to);
-  params.score_mod.mask = {};
-  params.score_mod.bias = bias;
-  return error;
+cudaError_t write_mask_as_bias(const attention::AttentionParams& p, void* to, cudaStream_t stream) {
+  const common::EarlyLaunch launch = {.blocks = attention::key_bias_rows(p), .threads = kThreads};
+  return p.element == attention::ElementType::kBFloat16
+             ? launch_early(mask_as_bias_kernel<__nv_bfloat16>, launch, stream, p, static_cast<__nv_bfloat16*>(to))
+             : launch_early(mask_as_bias_kernel<__half>, launch, stream, p, static_cast<__half*>(to));
+}
+
+cudaError_t count_visible_keys(const attention::BackwardParams& params, int32_t* counts, cudaStream_t stream) {
+  const auto kernel = params.element == attention::ElementType::kBFloat16 ? visible_keys_kernel<__nv_bfloat16>
+                                                                          : visible_keys_kernel<__half>;
+  return launch_early(kernel, {.blocks = params.batch * params.num_heads_k, .threads = kThreads}, stream, params,
+                      counts);
 }
 
 cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention::KeyInterval* intervals,

@@ -369,6 +369,13 @@ uint32_t count_pairs_per_launch(const BackwardParams& p, const LoopOrder& order,
   return static_cast<uint32_t>((in_twos ? equal / 2 * 2 : equal) * shares);
 }
 
+// Whether key tiles at the end of a batch entry are left out where the bias of all of their keys is -inf, as that of
+// padding is. Counting takes a launch of its own, so not where there are few tiles.
+bool counts_visible_keys(const BackwardParams& p, const LoopOrder& order) {
+  constexpr uint32_t kLeastTiles = 3;
+  return key_bias_score(p) && !is_packed(p) && p.score_mod.bias.head_stride == 0 && order.tiles >= kLeastTiles;
+}
+
 BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   BackwardPlan plan;
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
@@ -399,6 +406,9 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   constexpr int64_t kFloat = sizeof(float);
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
+  if (counts_visible_keys(p, plan.order)) {
+    parts.visible_keys = append(parts.bytes, p.batch * int64_t{sizeof(int32_t)});
+  }
   if (p.score_mod.hides_keys()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
   parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
@@ -439,29 +449,21 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
   return plan_backward_two_pass(p, limits);
 }
 
-// With dropout, a mask that hides the same keys from all queries is a key bias of 0 and -inf: there is no
-// key-stationary kernel for a mask beside dropout. Returns the call with that bias, which has no memory yet.
-std::optional<BackwardParams> with_mask_as_key_bias(const BackwardParams& p) {
-  const attention::BroadcastView& mask = p.score_mod.mask;
-  if (!p.dropout.enabled() || !mask.is_of_keys() || p.score_mod.bias.present() || is_packed(p)) return std::nullopt;
-  BackwardParams with_bias = p;
-  with_bias.score_mod.mask = {};
-  with_bias.score_mod.bias = attention::key_bias_of_mask(p, mask.data);
-  if (key_bias_score(with_bias) != ScoreMode::kKeyBiasDropout || !takes_key_stationary(with_bias)) return std::nullopt;
-  return with_bias;
+// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, since there is no key-stationary
+// kernel for both. There is none where that kernel takes no key bias either.
+std::optional<BackwardPlan> plan_mask_as_bias(const BackwardParams& p, const Limits& limits) {
+  if (!may_have_mask_as_bias(p)) return std::nullopt;
+  BackwardPlan plan = plan_backward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
+  if (plan.kernels != BackwardKernels::kKeyStationary) return std::nullopt;
+  plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));
+  return plan;
 }
 
 }  // namespace
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
-  if (const std::optional<BackwardParams> with_bias = with_mask_as_key_bias(p)) {
-    BackwardPlan plan = plan_backward_sm90(*with_bias, limits);
-    if (plan.kernels == BackwardKernels::kKeyStationary) {
-      plan.workspace.bias_boxes = append(plan.workspace.bytes, attention::key_bias_bytes(p));
-      return plan;
-    }
-  }
+  if (std::optional<BackwardPlan> with_bias = plan_mask_as_bias(p, limits)) return *std::move(with_bias);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
   // A gradient that sums whole rows of dS needs no dS. That of ALiBi slopes, of a relative-position bias, and of a bias
   // that may not read rounded dS, computes it again, by kernels of its own, most of which are portable. So no kernel of

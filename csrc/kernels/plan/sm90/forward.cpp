@@ -1,7 +1,9 @@
 // Plans Hopper's forward pass.
 #include <cmath>
+#include <optional>
 
 #include "attention/division.h"
+#include "attention/key_bias.h"
 #include "attention/key_interval.h"
 #include "kernels/config/combine.h"
 #include "kernels/config/sm90_forward.h"
@@ -87,10 +89,10 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
   if (tokens <= kPortableTokens) return true;
+  if (takes_single_tile(p)) return false;
   if (key_bias_score(p) && !p.row_max.present()) return false;  // no kernel of these writes row_max
   switch (score_mode_sm90(p, limits)) {
     case ScoreMode::kScaleOnly:
-      if (takes_single_tile(p)) return false;
       return keys <= kPortableKeys || (tokens <= kShortTokens && queries <= kPortableQueries);
     case ScoreMode::kGeneric:
       return tokens <= kShortTokens;
@@ -305,11 +307,24 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
   plan.of_intervals = std::move(of_intervals);
 }
 
+// The plan of a call with a mask of keys beside dropout, with the mask as a key bias. There is none where no kernel of
+// a key bias and dropout would run.
+std::optional<ForwardPlan> plan_mask_as_bias(const attention::ForwardParams& p, const Limits& limits) {
+  if (!may_have_mask_as_bias(p)) return std::nullopt;
+  ForwardPlan plan = plan_forward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
+  if (plan.score != ScoreMode::kKeyBiasDropout) return std::nullopt;
+  plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));
+  return plan;
+}
+
 }  // namespace
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_forward_short_bias(p);
-  if (is_for_portable_kernels(p, limits)) return plan_forward_sm80(p, limits);
+  if (is_for_portable_kernels(p, limits)) {
+    std::optional<ForwardPlan> with_bias = plan_mask_as_bias(p, limits);
+    return with_bias ? *std::move(with_bias) : plan_forward_sm80(p, limits);
+  }
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
   const int row = choose_row(p, limits);
   if (row == kNoRow) return plan_forward_sm80(p, limits);

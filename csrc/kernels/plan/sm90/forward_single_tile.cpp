@@ -1,6 +1,7 @@
 // Plans Hopper's single-tile forward kernel, for sequences whose keys fit one tile.
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "attention/division.h"
 #include "kernels/config/sm90_forward.h"
@@ -39,12 +40,21 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Single
   return best;
 }
 
-// The first row that holds the head dims and all keys, or null.
+// The score mode of a call, if there may be rows for it. A mask of keys counts as a key bias of 0 and -inf.
+std::optional<ScoreMode> score_of(const attention::ForwardParams& p) {
+  if (score_mode_sm90(p) == ScoreMode::kScaleOnly) return ScoreMode::kScaleOnly;
+  const bool has_bias = key_bias_score(p) == ScoreMode::kKeyBias;
+  return has_bias || has_only_key_mask(p) ? std::optional(ScoreMode::kKeyBias) : std::nullopt;
+}
+
+// The first row that suits the scores and holds the head dims and all keys, or null.
 const SingleTileConfig* find_row(const attention::ForwardParams& p) {
+  const std::optional<ScoreMode> score = score_of(p);
   const SingleTileConfig* row = std::begin(sm90::kSingleTileConfigs);
   const SingleTileConfig* end = std::end(sm90::kSingleTileConfigs);
   row = std::find_if(row, end, [&](const SingleTileConfig& config) {
-    return config.dims.fit(p.head_dim_qk, p.head_dim_v) && config.block_n >= p.sequences.max_seqlen_k;
+    return config.score == score && config.dims.fit(p.head_dim_qk, p.head_dim_v) &&
+           config.block_n >= p.sequences.max_seqlen_k;
   });
   return row == end ? nullptr : row;
 }
@@ -52,16 +62,15 @@ const SingleTileConfig* find_row(const attention::ForwardParams& p) {
 }  // namespace
 
 bool takes_single_tile(const attention::ForwardParams& p) {
-  return score_mode_sm90(p) == ScoreMode::kScaleOnly && find_row(p) != nullptr &&
-         (!p.visibility.one_sided() || p.sequences.max_seqlen_k <= kMostKeysOneSided);
+  return find_row(p) != nullptr && (!p.visibility.one_sided() || p.sequences.max_seqlen_k <= kMostKeysOneSided);
 }
 
 ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Limits& limits) {
   ForwardPlan plan;
   plan.row_max = p.row_max.present();
   plan.kernel = ForwardKernel::kSingleTile;
-  plan.score = ScoreMode::kScaleOnly;
   const SingleTileConfig& config = *find_row(p);
+  plan.score = config.score;
   plan.row = static_cast<int>(&config - sm90::kSingleTileConfigs);
   plan.head_dim = config.dims.qk;
   plan.head_dim_v = config.dims.v;

@@ -1,6 +1,7 @@
 // Plans which score mode a call has on Hopper.
 #include <optional>
 
+#include "attention/key_bias.h"
 #include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/relative_bias_boxes.h"
@@ -41,6 +42,18 @@ std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& p) {
   const bool is_all = bias.is_of_keys() && others.plain() && others.scale > 0.0 && p.visibility.unlimited();
   if (!is_all || bias.key_stride != 1 || bias.element != p.element) return std::nullopt;
   return p.dropout.enabled() ? ScoreMode::kKeyBiasDropout : ScoreMode::kKeyBias;
+}
+
+bool has_only_key_mask(const attention::AttentionParams& p) {
+  attention::ScoreMod others = p.score_mod;
+  others.mask = {};
+  return p.score_mod.mask.is_of_keys() && only_scales_scores(others, p.dropout) && others.scale > 0.0;
+}
+
+bool may_have_mask_as_bias(const attention::AttentionParams& p) {
+  if (!p.dropout.enabled() || !p.score_mod.mask.is_of_keys() || p.score_mod.bias.present() || is_packed(p))
+    return false;
+  return key_bias_score(attention::with_mask_as_bias(p, p.score_mod.mask.data)) == ScoreMode::kKeyBiasDropout;
 }
 
 bool has_only_softcap(const attention::AttentionParams& p) {

@@ -42,6 +42,13 @@ bool has_causal_alibi(const attention::AttentionParams& params);
 // kKeyBias or kKeyBiasDropout, where one of these is all that a call needs.
 std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& params);
 
+// Whether scores are scaled by a positive number, and a mask hides the same keys from all queries of a head.
+bool has_only_key_mask(const attention::AttentionParams& params);
+
+// Whether a call has a mask of keys beside dropout, and nothing else that changes scores. Kernels of a key bias and
+// dropout take it, once the mask is written as a bias.
+bool may_have_mask_as_bias(const attention::AttentionParams& params);
+
 // Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
 void plan_slope_gradient(BackwardPlan& plan, const attention::BackwardParams& params);
 

@@ -25,7 +25,10 @@ struct KeyGradientRows {
   __device__ __forceinline__ uint8_t& nan_flag() const {
     const attention::BackwardParams& params = args.params;
     const int tiles = static_cast<int>(args.order.tiles);
-    const int behind = tiles - LoopOrder::num_tiles(work.contributor.num_keys, Traits::kKeys);
+    // Dense batch entries have all tiles, whatever a key bias hides.
+    const int keys = Traits::kKeyBias && args.visible_keys != nullptr ? static_cast<int>(params.sequences.max_seqlen_k)
+                                                                      : work.contributor.num_keys;
+    const int behind = tiles - LoopOrder::num_tiles(keys, Traits::kKeys);
     const int64_t key_tile =
         common::flag_index(int64_t{work.key_head} * params.batch + work.batch, tiles, work.contributor.tile) + behind;
     constexpr int kWarps = 4 * Traits::kWarpgroups;

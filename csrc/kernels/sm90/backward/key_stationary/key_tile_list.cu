@@ -67,7 +67,7 @@ struct KeyTileList {
     const auto heads = static_cast<uint32_t>(p.num_heads_k);
     const uint32_t key_pair = work_tile.pair / args.order.kv_group_shares;
     const uint32_t batch = key_pair / heads;
-    const attention::Sequence sequence = p.sequences.at(batch);
+    const attention::Sequence sequence = args.sequence(batch);
     KeyTileWork work = {};
     work.batch = static_cast<int>(batch);
     work.key_head = static_cast<int>(key_pair - batch * heads);

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kStatisticsThreads)
   ptx::allow_dependent_launch();
   const QueryTile at = grid.at(blockIdx.x);
   if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[blockIdx.x] = 0;
-  const attention::Sequence sequence = args.params.sequences.at(at.batch);
+  const attention::Sequence sequence = args.sequence(at.batch);
   if (at.tile < LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries)) {
     Statistics<Element, kLanes>{args, sequence, at}.run();
   }

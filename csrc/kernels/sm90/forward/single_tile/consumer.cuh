@@ -2,8 +2,8 @@
 //
 //   S = Q K^T;  P = exp2(c S - c max S);  O = P V / sum P.
 //
-// All keys fit one tile, so this is an ordinary softmax, not an online one. Where registers hold the scores of half of
-// the keys only, there are two parts, and O is rescaled once.
+// All keys fit one tile, so this is an ordinary softmax, not an online one. Where registers hold the scores of a part
+// of the keys only, O is rescaled between parts.
 #pragma once
 
 #include <utility>
@@ -40,7 +40,10 @@ struct SingleTileConsumer {
 #pragma unroll 1
     while (more) {
       attend(std::make_integer_sequence<int, kKeyParts - 1>{});
-      const ResultRows rows = result_rows(args, shared.work_tile[work_state.stage], own);
+      ResultRows rows = result_rows(args, shared.work_tile[work_state.stage], own);
+      if constexpr (Traits::kKeyBias) {
+        for (const bool is_low : shared.key_bias.is_low[work_state.stage]) rows.may_be_low |= is_low;
+      }
       own += Shared::kWarpgroups;
       more = find();
       if constexpr (Traits::kConfig.intra_overlap) issue_qk_gemm(more, 0);
@@ -102,10 +105,19 @@ struct SingleTileConsumer {
     const auto q = tile::SmemOperand<typename Traits::QTile>(shared.q[0][0]);
     const auto k = tile::SmemOperand<typename Traits::KTile>(shared.k[0]).after(work_state.stage);
     tile::issue_wide_gemm(scores, q.after(warpgroup * Shared::kQueryStages + q_state.stage),
-                          k.from_row(part * Traits::kPartKeys).template as<typename Traits::KPart>());
+                          k.from_row(part * Traits::kPartKeys).template as<typename Traits::KPart>(), key_bias(part));
+  }
+  // What the QK GEMM adds. Adding -inf to a NaN leaves a NaN, whose row is recomputed.
+  __device__ __forceinline__ auto key_bias([[maybe_unused]] int part) const {
+    if constexpr (Traits::kKeyBias) {
+      return tile::SharedAugmentedStep(shared.key_bias.factors, shared.key_bias.columns[0], work_state.stage,
+                                       part * Traits::kPartKeys);
+    } else {
+      return tile::NoAugmentedStep{};
+    }
   }
 
-  // scores -> P. overlapped: as in RowSoftmax::update, for the second part.
+  // scores -> P. overlapped: as in RowSoftmax::update, for the parts after the first.
   template <int kPart, class Overlapped = NothingOverlapped>
   __device__ __forceinline__ void weigh(Overlapped&& overlapped = {}) {
     ptx::wait_wgmma<kPart == 0 ? 0 : 1>();
@@ -125,7 +137,8 @@ struct SingleTileConsumer {
     constexpr int kFirst = kPart * Traits::kPartKeys;
     constexpr int kLeast =
         keys_of_row_above(Traits::kConfig);  // without padding, calls with fewer keys take kernels with smaller tiles
-    const auto keys = static_cast<int>(work_tile.coord.sequence.num_keys);
+    // A key bias has hidden the keys that the sequence does not have.
+    const int keys = Traits::kKeyBias ? Traits::kKeys : static_cast<int>(work_tile.coord.sequence.num_keys);
     const ScoreTile<Rows::kQueries, Scores> where = {args.params, work_tile.coord,
                                                      int64_t{work_tile.first_query} + own_row(own), kFirst};
     if (!args.params.visibility.unlimited() || (kKeyParts > 1 && keys < kLeast)) {

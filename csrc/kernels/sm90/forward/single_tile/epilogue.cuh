@@ -28,6 +28,7 @@ struct ResultRows {
   int row;    // in the tensors
   int count;  // the rows that exist; may exceed 16
   uint8_t* nan_flag;
+  bool may_be_low = false;  // whether they may see nothing but keys with a low bias
 };
 
 __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& args, const WorkTile& work_tile,
@@ -41,7 +42,7 @@ __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& arg
           .nan_flag = nan_flag(args, work_tile, query_tile)};
 }
 
-// Returns whether something in the warp's rows is not finite.
+// Returns whether the warp's rows are recomputed.
 template <class Traits>
 __device__ __forceinline__ bool store_result(const SingleTileArguments& args, const ResultRows& rows,
                                              typename Traits::Output& out, const RowSoftmax<false>& softmax,
@@ -63,8 +64,11 @@ __device__ __forceinline__ bool store_result(const SingleTileArguments& args, co
   }
   const int own_row = Traits::Output::row(own);
   if (own < 2 && own_row < rows.count) {
-    *p.lse.at<float>(rows.batch, rows.head, rows.row + own_row) =
-        own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
+    const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
+    *p.lse.at<float>(rows.batch, rows.head, rows.row + own_row) = result.value;
+    if (Traits::kKeyBias && p.lse_residual.present()) {
+      *p.lse_residual.at<float>(rows.batch, rows.head, rows.row + own_row) = result.residual;
+    }
     if (p.row_max.present()) *p.row_max.at<float>(rows.batch, rows.head, rows.row + own_row) = own_max;
   }
   const OutputRows<Element> target = {.data = p.out.row<Element>(rows.batch, rows.head, rows.row),
@@ -75,11 +79,12 @@ __device__ __forceinline__ bool store_result(const SingleTileArguments& args, co
   if (tile::lane() == 0) ptx::wait_until_read();  // the staging of the preceding tile
   __syncwarp();
   const ptx::TmaCoordinate at = {.column = 0, .row = rows.row, .head = rows.head, .batch = rows.batch};
-  return __any_sync(0xFFFFFFFFu, tma_store_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16));
+  const bool is_low = Traits::kKeyBias && rows.may_be_low && fminf(softmax.m[0], softmax.m[1]) < kLowBias;
+  return __any_sync(0xFFFFFFFFu, tma_store_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16) | is_low);
 }
 
 // Rows with a non-finite result are recomputed without tensor cores, since the result may be 0 times a NaN or infinity
-// of a key that the row does not attend to.
+// of a key that the row does not attend to. So are rows of low biases (kLowBias).
 
 // Recomputes the calling warp's flagged rows of all work tiles that its CTA had.
 template <class Traits>

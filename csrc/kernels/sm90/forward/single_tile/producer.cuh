@@ -1,4 +1,5 @@
-// The scheduler thread, which publishes work tiles, and the producer thread, which issues all TMA loads.
+// The scheduler thread, which publishes work tiles, the producer thread, which issues all TMA loads, and the warps that
+// write the key bias.
 #pragma once
 
 #include "kernels/sm90/forward/single_tile/traits.h"
@@ -95,6 +96,90 @@ struct SingleTileProducer {
       warpgroup = 0;
       q_state.advance();
     }
+  }
+};
+
+// A warp that writes its share of each work tile's key bias to shared memory, while TMA loads the keys. A mask is a
+// bias of 0 and -inf, and keys that the sequence does not have get -inf, too. It reads the bias of a work tile before
+// it waits to write that of the one before.
+template <class Traits>
+struct KeyBiasWriter {
+  using Element = typename Traits::Element;
+  using Shared = SingleTileShared<Traits>;
+  using Columns = typename Traits::KeyBias;
+  static constexpr int kStep = Traits::kKeyBiasWarps * tile::kWarpSize;
+  static constexpr int kLaneKeys = (Traits::kKeys + kStep - 1) / kStep;
+
+  const SingleTileArguments& args;
+  Shared& shared;
+  const int warp;
+  typename Shared::WorkPipeline::State work_state{};
+
+  __device__ __forceinline__ void run() {
+    if (warp == 0 && tile::lane() < 8) shared.key_bias.factors.init(tile::lane());
+    const float inverse_scale = 1.0f / static_cast<float>(args.params.score_mod.scale);
+    float of_tile[kLaneKeys];
+    bool has_tile = false;
+    for_each_static_work_tile(args.schedule.num_blocks, [&](int index) {
+      WorkTile work_tile;
+      locate(work_tile, args, index);
+      if (work_tile.query_tiles == 0) return;
+      float of_next[kLaneKeys];
+      read(of_next, work_tile.coord);
+      if (has_tile) write(of_tile, inverse_scale);
+      has_tile = true;
+#pragma unroll
+      for (int i = 0; i < kLaneKeys; ++i) of_tile[i] = of_next[i];
+    });
+    if (has_tile) write(of_tile, inverse_scale);
+  }
+
+ private:
+  // What numbers are raised to. The parts of an augmented column, and their sum, are finite.
+  static constexpr float kLowest = -0x1p126f;
+
+  __device__ __forceinline__ int key_of(int i) const { return warp * tile::kWarpSize + tile::lane() + i * kStep; }
+
+  __device__ __forceinline__ void read(float (&biases)[kLaneKeys], const HeadCoord& coord) const {
+    const attention::ScoreMod& mod = args.params.score_mod;
+    const attention::BroadcastView& view = mod.mask.present() ? mod.mask : mod.bias;
+    const int64_t first = view.offset({coord.sequence.batch, coord.head, 0, 0});
+    const auto keys = static_cast<int>(coord.sequence.num_keys);
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      biases[i] = -INFINITY;
+      if (key_of(i) >= keys) continue;
+      const int64_t at = first + key_of(i) * view.key_stride;
+      if (mod.mask.present()) {
+        if (static_cast<const uint8_t*>(view.data)[at] != 0) biases[i] = 0.0f;
+      } else {
+        biases[i] = static_cast<float>(static_cast<const Element*>(view.data)[at]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(const float (&biases)[kLaneKeys], float inverse_scale) {
+    shared.work_pipeline.consumer_wait(work_state);  // the stage is empty
+    bool is_low = false;
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      if (key_of(i) >= Traits::kKeys) break;
+      const bool is_hidden = biases[i] == -INFINITY;
+      const float bias = biases[i] * inverse_scale;
+      is_low |= !is_hidden && bias < kLowBias;
+      // A NaN stays.
+      shared.key_bias.columns[work_state.stage].rows[key_of(i)] =
+          is_hidden ? Columns::hidden_row() : Columns::row(bias < kLowest ? kLowest : bias);
+    }
+    is_low = __any_sync(0xFFFFFFFFu, is_low) != 0;
+    ptx::fence_stores();
+    __syncwarp();
+    if (tile::lane() == 0) {
+      shared.key_bias.is_low[work_state.stage][warp] = is_low;
+      ptx::arrive(shared.k_full[work_state.stage]);
+      ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+    }
+    work_state.advance();
   }
 };
 

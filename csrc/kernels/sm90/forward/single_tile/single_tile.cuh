@@ -3,8 +3,9 @@
 //
 // Grid: one persistent CTA per SM, with a static tile scheduler. A work tile is some tiles of 64 queries of one head,
 // and all of its keys and values. Warpgroup 0 is the producer: one thread publishes work tiles, another one issues all
-// TMA loads (producer.cuh). The consumer warpgroups take the tiles of queries round-robin, each at its own pace
-// (consumer.cuh). Shared memory: pipelines of a work tile's K and V, and of Q for each warpgroup (SingleTileShared).
+// TMA loads, and two warps write the key bias, if there is one (producer.cuh). The consumer warpgroups take the tiles
+// of queries round-robin, each at its own pace (consumer.cuh). Shared memory: pipelines of a work tile's K and V, and
+// of Q for each warpgroup (SingleTileShared).
 #pragma once
 
 #include "kernels/sm90/forward/single_tile/consumer.cuh"
@@ -27,6 +28,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::release_registers<Traits::kRegisters.producer>();
     if (threadIdx.x == 0) SingleTileProducer<Traits>{args, shared}.run();
     if (threadIdx.x / tile::kWarpSize == 1) SingleTileScheduler<Traits>{args, shared}.start();
+    if constexpr (Traits::kKeyBias) {
+      const int warp = static_cast<int>(threadIdx.x) / tile::kWarpSize - 2;
+      if (warp >= 0 && warp < Traits::kKeyBiasWarps) KeyBiasWriter<Traits>{args, shared, warp}.run();
+    }
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     SingleTileConsumer<Traits>{.args = args, .shared = shared, .warpgroup = warpgroup - 1}.run();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/params.h"
 #include "kernels/config/sm90_forward.h"
@@ -10,6 +11,7 @@
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/sm90/tensor_map.h"
 #include "kernels/sm90/tile_scheduler.cuh"
+#include "tile/sm90/augmented_columns.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 
@@ -59,6 +61,8 @@ struct SingleTileTraits {
   static constexpr int kWarps = 4 * kConfig.warpgroups;  // of the consumers
   static constexpr int kThreads = tile::kWarpgroupSize * (kConfig.warpgroups + 1);
   static constexpr int kPartKeys = kKeys / kConfig.parts;  // keys whose scores registers hold at a time
+  static constexpr bool kKeyBias = kConfig.has_key_bias();
+  static constexpr int kKeyBiasWarps = kKeyBias ? 2 : 0;  // that write it
 
   using QTile = tile::SmemTile<Element, tile::kWarpgroupRows, kDims.qk>;
   using KTile = tile::SmemTile<Element, kKeys, kDims.qk>;
@@ -68,7 +72,12 @@ struct SingleTileTraits {
   using OutTile = tile::SmemTile<Element, tile::kWarpgroupRows, kDims.v>;
   using Scores = tile::WarpgroupAccumulator<kPartKeys>;
   using Output = tile::WarpgroupAccumulator<kDims.v>;
+  using KeyBias = tile::AugmentedColumns<Element, kKeys>;  // divided by the scale
 };
+
+// Finite biases that, divided by the scale, are lower than this hide keys from all rows that see other keys. They may
+// have been raised, since sums must be finite. So rows that see nothing else are recomputed.
+inline constexpr float kLowBias = -0x1p100f;
 
 // A work tile takes one stage of K and V; each warpgroup has a pipeline of queries of its own.
 template <class Traits>
@@ -82,18 +91,27 @@ struct SingleTileShared {
   typename Traits::KTile k[kStages];
   typename Traits::VTile v[kStages];
   typename Traits::QTile q[kWarpgroups][kQueryStages];
+  struct KeyBiasStages {
+    typename Traits::KeyBias columns[kStages];
+    tile::SharedColumnFactors<typename Traits::Element> factors;
+    bool is_low[kStages][Traits::kKeyBiasWarps];  // whether a warp's share has numbers below kLowBias
+  };
+  struct NoKeyBias {};
+  // Not at the end: compute-sanitizer takes operands of wgmma for as large as they are without strides of 0.
+  [[no_unique_address]] std::conditional_t<Traits::kKeyBias, KeyBiasStages, NoKeyBias> key_bias;
   typename Traits::OutTile out[kWarpgroups];  // staging for the TMA store
   WorkTile work_tile[kStages];
-  WorkPipeline work_pipeline;  // full: published, without queries at the end; empty: released, with its K and V
-  ptx::Barrier k_full[kStages];
+  WorkPipeline work_pipeline;    // full: published, without queries at the end; empty: released, with its K and V
+  ptx::Barrier k_full[kStages];  // also counts the key bias
   ptx::Barrier v_full[kStages];
   QueryPipeline queries[kWarpgroups];
   bool any_flagged[Traits::kWarps];  // whether some of the warp's rows are flagged
 
   __device__ __forceinline__ void init() {
-    work_pipeline.init(Traits::kWarps + 1);  // and the producer thread
+    // Released by each warp of the consumers, the producer thread, and the warps that write the key bias.
+    work_pipeline.init(Traits::kWarps + 1 + Traits::kKeyBiasWarps);
     for (int i = 0; i < kStages; ++i) {
-      ptx::init_barrier(k_full[i], 1);
+      ptx::init_barrier(k_full[i], 1 + Traits::kKeyBiasWarps);
       ptx::init_barrier(v_full[i], 1);
     }
     for (auto& pipeline : queries) pipeline.init(1);
