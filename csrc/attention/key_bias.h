@@ -29,7 +29,8 @@ FLASH_HOST_DEVICE BroadcastView key_bias_of_mask(const AttentionParams& p, const
           .key_stride = 1};
 }
 
-// The call with that bias in place of its mask. A plan passes the mask's own data, as long as the bias has no memory.
+// The call with that bias in place of its mask. Plans run before the bias has memory, and pass the mask's pointer; they
+// read only whether it is null.
 template <class Params>
 FLASH_HOST_DEVICE Params with_mask_as_bias(Params p, const void* data) {
   const BroadcastView bias = key_bias_of_mask(p, data);

@@ -67,8 +67,8 @@ WORK_TILES = [
     for sq, sk in ((197, 197), (1500, 77), (256, 256))
     for batch in (1, 5)
 ] + [Case(sq=sq, sk=sk, batch=3, heads=4, d=d) for sq, sk, d in ((50, 50, 128), (700, 128, 96), (500, 77, 160))]
-# Kernels with a key bias hold 80, 128, 160, 208 and 256 keys at head dim 64, and 80 and 128 at 128. A mask of keys is
-# such a bias.
+# Kernels with a mask of keys hold 80, 128, 160, 208 and 256 keys at head dim 64, and 80 and 128 at 128. Biases of keys
+# take others.
 KEY_BIAS_OPTIONS = (
     dict(mask="b11k"),
     dict(bias="bh1k", dlse=True),

@@ -29,13 +29,13 @@ EDGES = [
     for m, options in enumerate(OPTIONS)
 ]
 ON_CPU = EDGES[60::7]
-# What else changes scores, or hides keys by position, is for other kernels.
 # All keys in one tile.
 SHORT = [
     Case(sq=sq, sk=sk, heads=4, d=d, bias=bias, dlse=True)
     for d, bias in ((64, "b11k"), (128, "bh1k"))
     for sq, sk in ((130, 77), (65, 128), (200, 197))
 ]
+# What else changes scores, or hides keys by position, is for other kernels.
 BESIDE_OTHERS = [
     Case(sq=300, sk=420, heads=4, d=d, bias="b11k", **options)
     for d in (64, 128)

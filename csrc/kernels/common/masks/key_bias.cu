@@ -1,4 +1,5 @@
-// Biases that are broadcast along queries.
+// Biases that are broadcast along queries: a scan for the forward pass, a count of keys for the backward pass, which
+// also zeroes the gradients of the keys that are left out, and masks that are written as biases.
 //
 // The scan of a bias finds the batch entries to which it leaves one interval of keys, as padding that is added to
 // scores does (attention::KeyInterval). There the bias of every key of the interval is 0, and that of all others is

@@ -307,8 +307,8 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
   plan.of_intervals = std::move(of_intervals);
 }
 
-// The plan of a call with a mask of keys beside dropout, with the mask as a key bias. There is none where no kernel of
-// a key bias and dropout would run.
+// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, in place of portable kernels:
+// longer calls skip padding as intervals. There is none where no kernel of a key bias and dropout would run.
 std::optional<ForwardPlan> plan_mask_as_bias(const attention::ForwardParams& p, const Limits& limits) {
   if (!may_have_mask_as_bias(p)) return std::nullopt;
   ForwardPlan plan = plan_forward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);

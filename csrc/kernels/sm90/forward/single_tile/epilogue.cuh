@@ -28,7 +28,7 @@ struct ResultRows {
   int row;    // in the tensors
   int count;  // the rows that exist; may exceed 16
   uint8_t* nan_flag;
-  bool may_be_low = false;  // whether they may see nothing but keys with a low bias
+  bool may_be_low = false;  // whether some keys have a low bias, and a row may see nothing else
 };
 
 __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& args, const WorkTile& work_tile,

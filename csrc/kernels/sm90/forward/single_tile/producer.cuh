@@ -100,8 +100,8 @@ struct SingleTileProducer {
 };
 
 // A warp that writes its share of each work tile's key bias to shared memory, while TMA loads the keys. A mask is a
-// bias of 0 and -inf, and keys that the sequence does not have get -inf, too. It reads the bias of a work tile before
-// it waits to write that of the one before.
+// bias of 0 and -inf, and keys that the sequence does not have get -inf, too. It loads the next work tile's
+// bias before it waits for the stage of this one, so that the load's latency is hidden.
 template <class Traits>
 struct KeyBiasWriter {
   using Element = typename Traits::Element;
@@ -135,7 +135,8 @@ struct KeyBiasWriter {
   }
 
  private:
-  // What numbers are raised to. The parts of an augmented column, and their sum, are finite.
+  // What numbers are raised to. In bfloat16 the parts of an augmented column, and their sum, are finite then. In
+  // float16 they are not, and the column adds NaN.
   static constexpr float kLowest = -0x1p126f;
 
   __device__ __forceinline__ int key_of(int i) const { return warp * tile::kWarpSize + tile::lane() + i * kStep; }

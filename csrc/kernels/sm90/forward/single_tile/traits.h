@@ -97,7 +97,8 @@ struct SingleTileShared {
     bool is_low[kStages][Traits::kKeyBiasWarps];  // whether a warp's share has numbers below kLowBias
   };
   struct NoKeyBias {};
-  // Not at the end: compute-sanitizer takes operands of wgmma for as large as they are without strides of 0.
+  // Other members follow, because compute-sanitizer ignores the stride of 0 in the factors' descriptor, and would
+  // report a read past the end of shared memory.
   [[no_unique_address]] std::conditional_t<Traits::kKeyBias, KeyBiasStages, NoKeyBias> key_bias;
   typename Traits::OutTile out[kWarpgroups];  // staging for the TMA store
   WorkTile work_tile[kStages];
