@@ -372,7 +372,7 @@ uint32_t count_pairs_per_launch(const BackwardParams& p, const LoopOrder& order,
 // Whether key tiles at the end of a batch entry are left out where the bias of all of their keys is -inf, as that of
 // padding is. Counting takes a launch of its own, so not where there are few tiles.
 bool counts_visible_keys(const BackwardParams& p, const LoopOrder& order) {
-  constexpr uint32_t kLeastTiles = 5;
+  constexpr uint32_t kLeastTiles = 4;
   return key_bias_score(p) && !is_packed(p) && p.score_mod.bias.head_stride == 0 && order.tiles >= kLeastTiles &&
          !order.split_kv;
 }
