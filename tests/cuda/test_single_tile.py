@@ -62,13 +62,29 @@ PACKED = [
     )
     for visible in (dict(), dict(window=(50, 20)))
 ]
+MASKED_PACKED = [
+    PackedCase(queries, keys, Case(d=d, heads=4, kv_heads=2, dlse=True, **bias))
+    for d, queries, keys in (
+        (64, (197, 0, 65, 130, 1, 64), (197, 40, 129, 0, 30, 208)),
+        (128, (300, 5, 64, 700), (77, 77, 1, 20)),
+    )
+    for bias in (dict(mask="b11k"), dict(mask="bh1k", sink=True), dict(bias="b11k"), dict(bias="1h1k"))
+]
 WORK_TILES = [
     Case(sq=sq, sk=sk, batch=batch, heads=4, kv_heads=2, d=64)
     for sq, sk in ((197, 197), (1500, 77), (256, 256))
     for batch in (1, 5)
-] + [Case(sq=sq, sk=sk, batch=3, heads=4, d=d) for sq, sk, d in ((50, 50, 128), (700, 128, 96), (500, 77, 160))]
-# Kernels with a mask of keys hold 80, 128, 160, 208 and 256 keys at head dim 64, and 80 and 128 at 128. Biases of keys
-# take others.
+]
+WORK_TILES += [
+    Case(sq=sq, sk=sk, batch=3, heads=4, d=d) for sq, sk, d in ((50, 50, 128), (700, 128, 96), (500, 77, 160))
+]
+WORK_TILES += [
+    Case(sq=sq, sk=sk, batch=5, heads=4, d=d, **bias)
+    for sq, sk, d in ((197, 197, 64), (1500, 77, 64), (70, 128, 128))
+    for bias in (dict(mask="b11k"), dict(bias="bh1k"))
+]
+# Kernels with a key bias hold 80, 128, 160, 208 and 256 keys at head dim 64, and 80 and 128 at 128. A mask of keys is
+# such a bias.
 KEY_BIAS_OPTIONS = (
     dict(mask="b11k"),
     dict(bias="bh1k", dlse=True),
@@ -113,11 +129,11 @@ def test_key_biases(case, dtype, gpu):
 
 
 @over_16_bits
-@pytest.mark.parametrize("value", ["-inf", "finfo.min", "-1e4"])
-@pytest.mark.parametrize(("d", "sk"), [(64, 80), (64, 250), (40, 200), (128, 128)])
-def test_key_biases_of_empty_and_low_entries(d, sk, value, dtype, gpu):
+@pytest.mark.parametrize("value", ["-inf", "finfo.min", "-1e9", "-1e6", "-1e5", "-1e4", "-4e3", "-300", "4e3", "3e4"])
+@pytest.mark.parametrize(("d", "sk"), [(64, 80), (64, 250), (40, 200), (72, 100), (80, 70), (96, 120), (128, 128)])
+def test_key_biases_of_empty_and_large_entries(d, sk, value, dtype, gpu):
     """The first batch entry has nothing else, the second one from a key on, the third one in its first 160 keys."""
-    number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
+    number = torch.tensor(torch.finfo(dtype).min if value == "finfo.min" else float(value)).to(dtype)
 
     def draw(seed: int) -> Inputs:
         inputs = make_inputs(Case(sq=130, sk=sk, batch=3, heads=2, d=d, bias="b11k", dlse=True), dtype, "cuda", seed)
@@ -133,15 +149,15 @@ def test_key_biases_of_empty_and_low_entries(d, sk, value, dtype, gpu):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(PACKED)
+@over_cases(PACKED + MASKED_PACKED)
 def test_packed(case, dtype, gpu):
-    check_packed_drawn(case, lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"), gpu)
+    check_packed_drawn(case, lambda seed: without_dbias(make_packed(case, dtype, "cuda", seed, draw_on="cuda")), gpu)
 
 
 @over_dtypes((torch.bfloat16,))
 @over_cases(WORK_TILES)
 def test_work_tiles(case, dtype, gpu, monkeypatch):
-    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch, of=without_dbias)
 
 
 @over_dtypes((torch.bfloat16,))
@@ -149,12 +165,13 @@ def test_work_tiles(case, dtype, gpu, monkeypatch):
     [Case(sq=sq, sk=sk, batch=40, heads=12, d=64) for sq, sk in ((197, 197), (128, 128), (500, 77), (256, 256))]
     + [Case(sq=sq, sk=sk, batch=40, heads=12, d=d) for sq, sk, d in ((50, 50, 128), (128, 128, 80), (200, 77, 160))]
     + [
-        Case(sq=sk, sk=sk, batch=40, heads=12, d=d, mask="b11k")
+        Case(sq=sk, sk=sk, batch=40, heads=12, d=d, **bias)
         for sk, d in ((80, 64), (128, 64), (256, 64), (128, 80))
+        for bias in (dict(mask="b11k"), dict(bias="b11k"))
     ]
 )
 def test_repeats(case, dtype, gpu):
-    assert_repeats(make_inputs(case, dtype, "cuda", draw_on="cuda"), gpu, RUNS)
+    assert_repeats(without_dbias(make_inputs(case, dtype, "cuda", draw_on="cuda")), gpu, RUNS)
 
 
 @over_16_bits

@@ -54,6 +54,8 @@ FEATURES = [
     Case(sq=257, sk=600, d=64, scale=0.0),
     Case(sq=257, sk=600, d=64, heads=6, kv_heads=2, layout="bshd"),
     Case(sq=100, sk=100, d=64),
+    Case(sq=300, sk=77, d=64, mask="b11k"),
+    Case(sq=130, sk=120, d=128, bias="b11k"),
     Case(sq=600, sk=200, d=64),
     Case(sq=3, sk=3000, d=128, heads=8, kv_heads=1),
     Case(sq=1, sk=3000, d=64, sink=True, mask="b11k"),

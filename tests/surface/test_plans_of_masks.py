@@ -95,7 +95,7 @@ INTERVALS = [
         dict(bias=(1, 1, 1, LONG), d=96, options={"dropout_p": 0.1}),
         dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(128, 128)),
     ),
-    (dict(bias=(8, 1, 1, 200), sq=200), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
+    (dict(bias=(8, 1, 1, 200), sq=200, d=128), dict(kernel=WARP_SPECIALISED, score_mode="scale only")),
 ]
 NO_INTERVALS = [
     dict(mask=(8, 16, 1, LONG)),  # of each head
@@ -124,13 +124,13 @@ def test_where_one_kernel_takes_all_entries(call):
     assert forward_plan(**call).intervals is None
 
 
-# Where one tile has all keys, a kernel reads a mask of keys and needs no scan of it. Elsewhere, and beside anything
-# else, other kernels run.
+# Where one tile has all keys, a kernel reads a mask or a bias of keys and needs no scan of it. Elsewhere, and beside
+# anything else, other kernels run.
 IN_ONE_TILE = [
     (dict(mask=(8, 1, 1, 128), sq=128), dict(tile=(128, 128))),
     (dict(mask=(8, 16, 1, 77), sq=197, sk=77), dict(tile=(256, 80))),
-    (dict(mask=(8, 1, 1, 161), sq=300, sk=161, d=40), dict(tile=(320, 208))),
-    (dict(mask=(1, 1, 1, 256), sq=256), dict(tile=(256, 256))),
+    (dict(bias=(8, 1, 1, 161), sq=300, sk=161, d=40), dict(tile=(320, 208))),
+    (dict(bias=(1, 1, 1, 256), sq=256), dict(tile=(256, 256))),
     (dict(mask=(8, 1, 1, 64), sq=64, d=128), dict(tile=(64, 80), head_dims=(128, 128))),
     (dict(mask=(8, 1, 1, 160), sq=160, options={"causal": "top_left"}), dict(tile=(192, 160))),
 ]
@@ -142,8 +142,9 @@ NOT_IN_ONE_TILE = [
     dict(mask=(8, 1, 80, 80), sq=80),
     dict(mask=(8, 1, 1, 80), sq=80, options={"dropout_p": 0.1}),
     dict(mask=(8, 1, 1, 80), bias=(8, 1, 1, 80), sq=80),
-    dict(bias=(8, 1, 1, 80), sq=80),
+    dict(bias=(8, 1, 1, 80), sq=80, options={"causal": "top_left"}),
     dict(mask=(8, 1, 1, 80), sq=80, options={"scale": -0.1}),
+    dict(bias=(8, 1, 1, 80), sq=80, options={"scale": 1e-4}),
 ]
 
 

@@ -40,12 +40,14 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Single
   return best;
 }
 
-// The score mode of a call, if there may be rows for it. A mask of keys counts as a key bias of 0 and -inf. Other
-// biases take other kernels: of a row that sees only keys with a low finite bias, the LSE would not be that of the
-// scores that the backward pass computes (docs/kernels/log/sm90.md, "Masks of keys in one tile").
+// A bias is divided by the scale. With a smaller one than this, many biases would be too large for float32.
+constexpr double kLeastScale = 0x1p-10;
+
+// The score mode of a call, if there may be rows for it. A mask of keys counts as a key bias of 0 and -inf.
 std::optional<ScoreMode> score_of(const attention::ForwardParams& p) {
   if (score_mode_sm90(p) == ScoreMode::kScaleOnly) return ScoreMode::kScaleOnly;
-  return has_only_key_mask(p) ? std::optional(ScoreMode::kKeyBias) : std::nullopt;
+  const bool has_bias = key_bias_score(p) == ScoreMode::kKeyBias && p.score_mod.scale >= kLeastScale;
+  return has_bias || has_only_key_mask(p) ? std::optional(ScoreMode::kKeyBias) : std::nullopt;
 }
 
 // The first row that suits the scores and holds the head dims and all keys, or null.

@@ -40,10 +40,7 @@ struct SingleTileConsumer {
 #pragma unroll 1
     while (more) {
       attend(std::make_integer_sequence<int, kKeyParts - 1>{});
-      ResultRows rows = result_rows(args, shared.work_tile[work_state.stage], own);
-      if constexpr (Traits::kKeyBias) {
-        for (const bool is_low : shared.key_bias.is_low[work_state.stage]) rows.may_be_low |= is_low;
-      }
+      const ResultRows rows = result_rows(args, shared.work_tile[work_state.stage], own);
       own += Shared::kWarpgroups;
       more = find();
       if constexpr (Traits::kConfig.intra_overlap) issue_qk_gemm(more, 0);

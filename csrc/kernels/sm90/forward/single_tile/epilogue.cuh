@@ -28,7 +28,6 @@ struct ResultRows {
   int row;    // in the tensors
   int count;  // the rows that exist; may exceed 16
   uint8_t* nan_flag;
-  bool may_be_low = false;  // whether some keys have a low bias, and a row may see nothing else
 };
 
 __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& args, const WorkTile& work_tile,
@@ -40,6 +39,11 @@ __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& arg
           .row = static_cast<int>(sequence.query_begin) + first,
           .count = static_cast<int>(sequence.num_queries) - first,
           .nan_flag = nan_flag(args, work_tile, query_tile)};
+}
+
+// Whether a row has seen keys, and its maximum is farther from 0 than kMostScore.
+__device__ __forceinline__ bool is_too_large(float m, float scale) {
+  return m != -INFINITY && fabsf(m * scale) > kMostScore;
 }
 
 // Returns whether the warp's rows are recomputed.
@@ -79,12 +83,14 @@ __device__ __forceinline__ bool store_result(const SingleTileArguments& args, co
   if (tile::lane() == 0) ptx::wait_until_read();  // the staging of the preceding tile
   __syncwarp();
   const ptx::TmaCoordinate at = {.column = 0, .row = rows.row, .head = rows.head, .batch = rows.batch};
-  const bool is_low = Traits::kKeyBias && rows.may_be_low && fminf(softmax.m[0], softmax.m[1]) < kLowBias;
-  return __any_sync(0xFFFFFFFFu, tma_store_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16) | is_low);
+  const bool is_inexact = Traits::kKeyBias && p.score_mod.bias.present() &&
+                          (is_too_large(softmax.m[0], scale) || is_too_large(softmax.m[1], scale));
+  return __any_sync(0xFFFFFFFFu,
+                    tma_store_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16) | is_inexact);
 }
 
 // Rows with a non-finite result are recomputed without tensor cores, since the result may be 0 times a NaN or infinity
-// of a key that the row does not attend to. So are rows of low biases (kLowBias).
+// of a key that the row does not attend to. With a bias, so are rows of large scores (kMostScore).
 
 // Recomputes the calling warp's flagged rows of all work tiles that its CTA had.
 template <class Traits>

@@ -135,8 +135,8 @@ struct KeyBiasWriter {
   }
 
  private:
-  // What numbers are raised to. In bfloat16 the parts of an augmented column, and their sum, are finite then. In
-  // float16 they are not, and the column adds NaN.
+  // What numbers are raised to. In bfloat16 the parts of an augmented column, and their sum, are finite then. Rows that
+  // see nothing else are recomputed (kMostScore). In float16 they are not finite, and the column adds NaN.
   static constexpr float kLowest = -0x1p126f;
 
   __device__ __forceinline__ int key_of(int i) const { return warp * tile::kWarpSize + tile::lane() + i * kStep; }
@@ -161,22 +161,18 @@ struct KeyBiasWriter {
 
   __device__ __forceinline__ void write(const float (&biases)[kLaneKeys], float inverse_scale) {
     shared.work_pipeline.consumer_wait(work_state);  // the stage is empty
-    bool is_low = false;
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       if (key_of(i) >= Traits::kKeys) break;
       const bool is_hidden = biases[i] == -INFINITY;
       const float bias = biases[i] * inverse_scale;
-      is_low |= !is_hidden && bias < kLowBias;
       // A NaN stays.
       shared.key_bias.columns[work_state.stage].rows[key_of(i)] =
           is_hidden ? Columns::hidden_row() : Columns::row(bias < kLowest ? kLowest : bias);
     }
-    is_low = __any_sync(0xFFFFFFFFu, is_low) != 0;
     ptx::fence_stores();
     __syncwarp();
     if (tile::lane() == 0) {
-      shared.key_bias.is_low[work_state.stage][warp] = is_low;
       ptx::arrive(shared.k_full[work_state.stage]);
       ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
     }

@@ -75,9 +75,10 @@ struct SingleTileTraits {
   using KeyBias = tile::AugmentedColumns<Element, kKeys>;  // divided by the scale
 };
 
-// Finite biases that, divided by the scale, are lower than this hide keys from all rows that see other keys. They may
-// have been raised, since sums must be finite. So rows that see nothing else are recomputed.
-inline constexpr float kLowBias = -0x1p100f;
+// Beside a larger bias than this, the product of a query and a key loses too many digits of its sum with it. So rows
+// whose maximum is farther from 0 are recomputed. A row of padding is one where all keys have the smallest finite
+// number.
+inline constexpr float kMostScore = 0x1p12f;
 
 // A work tile takes one stage of K and V; each warpgroup has a pipeline of queries of its own.
 template <class Traits>
@@ -94,7 +95,6 @@ struct SingleTileShared {
   struct KeyBiasStages {
     typename Traits::KeyBias columns[kStages];
     tile::SharedColumnFactors<typename Traits::Element> factors;
-    bool is_low[kStages][Traits::kKeyBiasWarps];  // whether a warp's share has numbers below kLowBias
   };
   struct NoKeyBias {};
   // Other members follow, because compute-sanitizer ignores the stride of 0 in the factors' descriptor, and would
