@@ -59,8 +59,8 @@ struct ForwardConfig {
   constexpr bool has_bias() const { return score == ScoreMode::kGeneric || score == ScoreMode::kBiasMask; }
   constexpr bool has_key_bias() const { return score == ScoreMode::kKeyBias || score == ScoreMode::kKeyBiasDropout; }
   constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
-  // Whether, of a call with KeyIntervals, it computes the batch entries that have none.
-  constexpr bool computes_rest() const { return has_bias_or_mask() || has_key_bias(); }
+  // Of a call with KeyIntervals, plain kernels compute the batch entries that have one, and these the others.
+  constexpr bool takes_entries_without_interval() const { return has_bias_or_mask() || has_key_bias(); }
   // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
   constexpr bool modifies_scores() const {
     return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kCausalAlibi || has_key_bias();

@@ -33,12 +33,14 @@ struct TmaBiasMask {
   const Tile* bias;  // in the current stage
   // For the thread's rows: the mask's words for the first tile of keys, or the begins and ends of their intervals.
   const uint32_t* words[2];
-  int2 first[2];     // begin and end of these rows' first interval
-  uint32_t bits[2];  // the mask's bits for the next tile
+  int2 first[2];        // begin and end of these rows' first interval
+  uint32_t bits[2];     // the mask's bits for the next tile
+  bool has_visible[2];  // whether some of them were set in the work tile
 
   // Prepares a work tile and its first tile of keys. The addresses of the words are cached, since computing them takes
   // many instructions.
   __device__ __forceinline__ void start(const Where& where, bool masked) {
+    has_visible[0] = has_visible[1] = false;
     if (masked) find_words(where);
     if (!where.p.score_mod.selects_keys()) prepare(where, masked);
   }
@@ -59,6 +61,12 @@ struct TmaBiasMask {
     for (int r = 0; r < 2; ++r) {
       bits[r] = masked ? words[r][key_tile / kTilesOfWord * 4] >> key_tile % kTilesOfWord * (32 / kTilesOfWord) : ~0u;
     }
+  }
+
+  // Notes which rows see some of a tile's keys. Called before the next tile is prepared.
+  __device__ __forceinline__ void note_visible() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) has_visible[r] |= bits[r] != 0;
   }
 
   template <bool kAny, class Function>
@@ -148,6 +156,8 @@ struct ForwardConsumer {
   // to the next.
   static constexpr bool kClearsOutput = Traits::kConfig.ctas_per_sm > 1;
   static constexpr int kTilesOfSums = 128;  // tiles of keys after which the sums are flushed
+  // Whether it keeps track of rows from which a mask hides everything, so that their sum of 0 is known to be right.
+  static constexpr bool kNotesVisible = Traits::kHasBits && Traits::kKeepsFirstMaximum;
 
   using BiasMask = std::conditional_t<Traits::kHasBits, TmaBiasMask<Traits>,
                                       std::conditional_t<Traits::kGeneric, PrefetchedBiasMask<Traits>, NoBiasMask>>;
@@ -247,7 +257,7 @@ struct ForwardConsumer {
       queries.release();
       issue_pv_gemm();
       if constexpr (Traits::kConfig.early_lse) {
-        ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
+        end_rows<kRescale>(work, store_enabled);
         await_values_after(ends.l[0] + ends.l[1]);
       } else {
         await_values();
@@ -258,8 +268,7 @@ struct ForwardConsumer {
       sums = {};
       softmax = {
           .m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .row_max = {}, .raised = false};
-      if constexpr (Traits::kConfig.early_lse)
-        ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
+      if constexpr (Traits::kConfig.early_lse) end_rows<kRescale>(work, store_enabled);
       stages.drain_values(ahead);
       drain_rest(n, begin, end);
       if (end > begin) queries.drain();
@@ -277,13 +286,24 @@ struct ForwardConsumer {
     if constexpr (Traits::kConfig.split_kv) {
       needs_recompute = epilogue_of(work).template store_partial<kRescale>(out, softmax, sums);
     } else {
-      if constexpr (!Traits::kConfig.early_lse) ends = epilogue_of(work).template end_rows<kRescale>(softmax, true);
+      if constexpr (!Traits::kConfig.early_lse) end_rows<kRescale>(work, true);
       needs_recompute =
           epilogue_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.state.stage][warpgroup] : nullptr);
     }
     __syncwarp();
     if constexpr (kRescale == Rescale::kAboveThreshold) not_finite |= needs_recompute;
     flag_rows<Traits, kRescale>(args.flags, work.tile, needs_recompute, shared.any_flagged);
+  }
+
+  template <Rescale kRescale>
+  __device__ __forceinline__ void end_rows(const Work& work, bool store_enabled) {
+    ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled, [&](int r) {
+      if constexpr (kNotesVisible) {
+        return !bias_mask.has_visible[r];
+      } else {
+        return false;
+      }
+    });
   }
 
   __device__ __forceinline__ ForwardEpilogue<Traits> epilogue_of(const Work& work) const {
@@ -376,6 +396,7 @@ struct ForwardConsumer {
       if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
     if constexpr (Traits::kHasBits) {
+      if constexpr (kNotesVisible) bias_mask.note_visible();
       if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
     if constexpr (Traits::kGeneric) {

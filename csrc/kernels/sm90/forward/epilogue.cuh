@@ -89,9 +89,12 @@ struct ForwardEpilogue {
     return static_cast<int>(min(work.coord.sequence.num_queries - query(), int64_t{16}));
   }
 
-  // Writes the LSE and row_max, where stores are enabled.
-  template <Rescale kRescale>
-  __device__ __forceinline__ RowEnds end_rows(const typename Traits::Softmax& softmax, bool store_enabled) const {
+  // Writes the LSE and row_max, where stores are enabled. hides_row(r): whether the mask is known to hide every key of
+  // a row. A row that sees nothing has a sum of 0, and is not recomputed. With kNever its maximum is -inf only where it
+  // was in no tile.
+  template <Rescale kRescale, class HidesRow>
+  __device__ __forceinline__ RowEnds end_rows(const typename Traits::Softmax& softmax, bool store_enabled,
+                                              HidesRow&& hides_row) const {
     const attention::BasicForwardParams& p = args.params;
     const attention::Sequence& sequence = work.coord.sequence;
     const int rows = num_rows();
@@ -110,7 +113,9 @@ struct ForwardEpilogue {
     for (int r = 0; r < 2; ++r) {
       const float l = ends.l[r];
       if (kRescale == Rescale::kNever && !(l > kLeastSum && l < kLargestSum)) {
-        ends.needs_recompute |= exists(r, rows) && !(l == 0.0f && sees_nothing(query() + Output::row(r)));
+        const bool sees_nothing =
+            l == 0.0f && (softmax.m[r] == -INFINITY || is_out_of_sight(query() + Output::row(r)) || hides_row(r));
+        ends.needs_recompute |= exists(r, rows) && !sees_nothing;
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
       ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.coord.head]);
@@ -229,7 +234,8 @@ struct ForwardEpilogue {
  private:
   __device__ __forceinline__ static bool exists(int r, int rows) { return Output::row(r) < rows; }
 
-  __device__ __forceinline__ bool sees_nothing(int64_t query) const {
+  // Whether causality or a window hides every key from a query.
+  __device__ __forceinline__ bool is_out_of_sight(int64_t query) const {
     return args.params.visibility.template keys_of<int>(query, work.coord.sequence).empty();
   }
 };

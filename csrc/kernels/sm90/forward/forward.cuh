@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = warpgroup_index();
-  if (Traits::kConfig.computes_rest() && args.intervals.present()) {
+  if (Traits::kConfig.takes_entries_without_interval() && args.intervals.present()) {
     // The preceding kernel, which has waited for the scan of the mask or the bias, computes the batch entries with one
     // interval of keys. Most calls have no others.
     const bool has_work = args.intervals.any(/*with_interval=*/false);

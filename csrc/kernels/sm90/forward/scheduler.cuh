@@ -80,7 +80,7 @@ struct ForwardScheduler {
   // Called by a warp, of which one thread continues.
   __device__ __forceinline__ void start() {
     bool has_tiles = true;
-    if (!Traits::kConfig.computes_rest() && args.intervals.present()) {
+    if (!Traits::kConfig.takes_entries_without_interval() && args.intervals.present()) {
       ptx::allow_dependent_launch();  // the scan of the mask is complete
       has_tiles = args.intervals.any(/*with_interval=*/true);
     }
@@ -148,7 +148,9 @@ struct ForwardScheduler {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.coord.sequence.num_queries) return false;
-    if (!args.intervals.narrow(work.coord.sequence, work.first_query, !Traits::kConfig.computes_rest())) return false;
+    if (!args.intervals.narrow(work.coord.sequence, work.first_query,
+                               !Traits::kConfig.takes_entries_without_interval()))
+      return false;
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kConfig.has_bias_or_mask())
