@@ -2,7 +2,9 @@
 
 #include <cstring>
 
+#include "attention/aligned_bias.h"
 #include "kernels/common/cache/append_kv.h"
+#include "kernels/common/masks/aligned_bias.h"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/common/sums/sums.h"
 #include "kernels/derivatives/plain_tiles.h"
@@ -92,19 +94,34 @@ Status sm80_backward(const attention::BackwardParams& params, const plan::Backwa
 }
 
 #if FLASH_ATTN_EXT_WITH_SM90
+// Copies a bias that kernels cannot read where it is, if the plan has memory for it.
+template <class Params, class Plan>
+cudaError_t align_bias(Params& p, const Plan& plan, void* workspace, void* stream) {
+  void* const copy = plan.workspace.aligned_bias.template in<void>(workspace);
+  if (copy == nullptr) return cudaSuccess;
+  const cudaError_t error = common::write_aligned_bias(p, copy, cuda_stream(stream));
+  p = attention::with_aligned_bias(p, copy);
+  return error;
+}
+
 Status sm90_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                     void* stream) {
-  if (!plan.is_warp_specialised()) return sm80_forward(params, plan, workspace, stream);
-  return sm90::run_forward(params, plan, workspace, cuda_stream(stream));
+  attention::AppendingForwardParams p = params;
+  const cudaError_t error = align_bias(p, plan, workspace, stream);
+  if (error != cudaSuccess) return error;
+  if (!plan.is_warp_specialised()) return sm80_forward(p, plan, workspace, stream);
+  return sm90::run_forward(p, plan, workspace, cuda_stream(stream));
 }
 
 Status sm90_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                      void* stream) {
-  if (!plan.is_warp_specialised()) return sm80_backward(params, plan, workspace, stream);
-  cudaError_t error = sm90::run_backward(params, plan, workspace, cuda_stream(stream));
-  if (error == cudaSuccess) error = sm80::run_separate_sums(params, plan, workspace, cuda_stream(stream));
-  if (error != cudaSuccess || params.dsink == nullptr) return error;
   attention::BackwardParams p = params;
+  cudaError_t error = align_bias(p, plan, workspace, stream);
+  if (error != cudaSuccess) return error;
+  if (!plan.is_warp_specialised()) return sm80_backward(p, plan, workspace, stream);
+  error = sm90::run_backward(p, plan, workspace, cuda_stream(stream));
+  if (error == cudaSuccess) error = sm80::run_separate_sums(p, plan, workspace, cuda_stream(stream));
+  if (error != cudaSuccess || p.dsink == nullptr) return error;
   p.delta = plan.workspace.delta.like(p.lse, workspace);
   return common::launch_dsink(p, cuda_stream(stream));  // last, since it overwrites delta
 }

@@ -30,7 +30,7 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 
 SQUARE = (1, 16, LONG, LONG)
-MASK_AS_BIAS, VISIBLE_KEYS = "mask as a bias", "visible keys"
+MASK_AS_BIAS, KEYS_BEFORE_PADDING = "mask as a bias", "keys before padding"
 WITH_BIAS = ("q", "k", "v", "bias")
 WITH_SLOPES = ("q", "k", "v", "alibi_slopes")
 SHARED = "within another kernel"
@@ -70,10 +70,6 @@ BACKWARD_SM90 = [
         hopper(bias=(1, 1, LONG, 8 * LONG + 8), sk=8 * LONG + 8),
         dict(kernel=TWO_PASS, score_mode="bias and mask", head_dims=(64, 64)),
     ),
-    (
-        hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1),
-        dict(score_mode="generic"),
-    ),  # which TMA does not address
     (hopper(bias=SQUARE, bias_dtype=F32), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
     *((hopper({"softcap": 9.0}, d=d), dict(kernel=KEY_STATIONARY, score_mode="softcap")) for d in (40, 64, 80, 128)),
     (hopper({"softcap": 9.0, "causal": "top_left", "scale": -1.0}), dict(kernel=KEY_STATIONARY, score_mode="softcap")),
@@ -160,13 +156,13 @@ BACKWARD_SM90 = [
         dict(
             kernel=KEY_STATIONARY,
             score_mode="key bias and dropout",
-            workspace={MASK_AS_BIAS: 8 * LONG * 2, VISIBLE_KEYS: 8 * 4},
+            workspace={MASK_AS_BIAS: 8 * LONG * 2, KEYS_BEFORE_PADDING: 8 * 4},
         ),
     ),
     # Where a batch entry's visible keys end is looked up once for all heads, and not for few key tiles.
-    (hopper(bias=(8, 1, 1, LONG)), dict(workspace={MASK_AS_BIAS: 0, VISIBLE_KEYS: 8 * 4})),
-    (hopper(bias=(8, 16, 1, LONG)), dict(workspace={VISIBLE_KEYS: 0})),
-    (hopper(sq=256, bias=(8, 1, 1, 256)), dict(score_mode="key bias", workspace={VISIBLE_KEYS: 0})),
+    (hopper(bias=(8, 1, 1, LONG)), dict(workspace={MASK_AS_BIAS: 0, KEYS_BEFORE_PADDING: 8 * 4})),
+    (hopper(bias=(8, 16, 1, LONG)), dict(workspace={KEYS_BEFORE_PADDING: 0})),
+    (hopper(sq=256, bias=(8, 1, 1, 256)), dict(score_mode="key bias", workspace={KEYS_BEFORE_PADDING: 0})),
     (hopper({"dropout_p": 0.1, "causal": "top_left"}, mask=(8, 1, 1, LONG)), dict(kernel=TWO_PASS)),
     (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG)), dict(kernel=TWO_PASS)),
     (

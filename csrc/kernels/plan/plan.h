@@ -97,6 +97,7 @@ struct ForwardPlan {
     WorkspacePart of_intervals;  // the workspace of the plan for these
     WorkspacePart bias_boxes;    // kWarpSpecialised: RelativeBiasBoxes
     WorkspacePart mask_as_bias;  // kWarpSpecialised: the key bias that stands for a mask (attention/key_bias.h)
+    WorkspacePart aligned_bias;  // kWarpSpecialised, kShortBias: a copy of the bias (attention/aligned_bias.h)
   } workspace;
 };
 
@@ -220,9 +221,10 @@ struct BackwardPlan {
     WorkspacePart key_sums;
     WorkspacePart query_sums;  // partial dQ of key chunks
     WorkspacePart arrivals;
-    WorkspacePart bias_boxes;    // kKeyStationary, kTwoPass: as in the forward pass
-    WorkspacePart mask_as_bias;  // kKeyStationary: as in the forward pass
-    WorkspacePart visible_keys;  // kKeyStationary: of each batch entry, where a key bias may hide keys at its end
+    WorkspacePart bias_boxes;           // kKeyStationary, kTwoPass: as in the forward pass
+    WorkspacePart mask_as_bias;         // kKeyStationary: as in the forward pass
+    WorkspacePart aligned_bias;         // kKeyStationary, kTwoPass, kShortBias: as in the forward pass
+    WorkspacePart keys_before_padding;  // kKeyStationary: of batch entries, where a key bias may hide keys at the end
   } workspace;
 
   // Whether dBias comes from kernels that run after those of dQ, dK and dV, which then must not see it. (Those beside

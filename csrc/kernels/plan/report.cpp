@@ -287,7 +287,8 @@ Report report(const ForwardPlan& plan) {
                  {"key intervals", workspace.intervals},
                  {"plan of key intervals", workspace.of_intervals},
                  {"boxes of the relative-position bias", workspace.bias_boxes},
-                 {"mask as a bias", workspace.mask_as_bias}});
+                 {"mask as a bias", workspace.mask_as_bias},
+                 {"aligned copy of the bias", workspace.aligned_bias}});
   if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
   return report;
 }
@@ -306,7 +307,8 @@ Report report(const BackwardPlan& plan) {
                  {"partial dBias", workspace.dbias_partials},
                  {"boxes of the relative-position bias", workspace.bias_boxes},
                  {"mask as a bias", workspace.mask_as_bias},
-                 {"visible keys", workspace.visible_keys},
+                 {"aligned copy of the bias", workspace.aligned_bias},
+                 {"keys before padding", workspace.keys_before_padding},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},
                  {"partial dQ", workspace.dq_partials},

@@ -104,7 +104,7 @@ __device__ __forceinline__ void clear_rows(const attention::MatrixView& to, int6
 // Bound: the latency of accesses to memory.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
-    visible_keys_kernel(const __grid_constant__ attention::BackwardParams p, int32_t* counts) {
+    keys_before_padding_kernel(const __grid_constant__ attention::BackwardParams p, int32_t* counts) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   const int64_t batch = blockIdx.x / p.num_heads_k;
@@ -155,9 +155,9 @@ cudaError_t write_mask_as_bias(const attention::AttentionParams& p, void* to, cu
              : launch_early(mask_as_bias_kernel<__half>, launch, stream, p, static_cast<__half*>(to));
 }
 
-cudaError_t count_visible_keys(const attention::BackwardParams& params, int32_t* counts, cudaStream_t stream) {
-  const auto kernel = params.element == attention::ElementType::kBFloat16 ? visible_keys_kernel<__nv_bfloat16>
-                                                                          : visible_keys_kernel<__half>;
+cudaError_t count_keys_before_padding(const attention::BackwardParams& params, int32_t* counts, cudaStream_t stream) {
+  const auto kernel = params.element == attention::ElementType::kBFloat16 ? keys_before_padding_kernel<__nv_bfloat16>
+                                                                          : keys_before_padding_kernel<__half>;
   return launch_early(kernel, {.blocks = params.batch * params.num_heads_k, .threads = kThreads}, stream, params,
                       counts);
 }

@@ -14,7 +14,7 @@ cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention
 
 // Counts the keys of each batch entry up to the last one that a 16-bit bias, the same for all heads, does not hide by
 // -inf. Zeroes dK and dV of those behind it, if they are wanted.
-cudaError_t count_visible_keys(const attention::BackwardParams& params, int32_t* counts, cudaStream_t stream);
+cudaError_t count_keys_before_padding(const attention::BackwardParams& params, int32_t* counts, cudaStream_t stream);
 
 // Writes a mask of keys as such a bias, of 0 and -inf (attention::key_bias_of_mask).
 cudaError_t write_mask_as_bias(const attention::AttentionParams& params, void* to, cudaStream_t stream);

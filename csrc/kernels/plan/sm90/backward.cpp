@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "attention/aligned_bias.h"
 #include "attention/division.h"
 #include "attention/key_bias.h"
 #include "kernels/config/key_stationary.h"
@@ -371,7 +372,7 @@ uint32_t count_pairs_per_launch(const BackwardParams& p, const LoopOrder& order,
 
 // Whether key tiles at the end of a batch entry are left out where the bias of all of their keys is -inf, as that of
 // padding is. Counting takes a launch of its own, so not where there are few tiles.
-bool counts_visible_keys(const BackwardParams& p, const LoopOrder& order) {
+bool counts_keys_before_padding(const BackwardParams& p, const LoopOrder& order) {
   constexpr uint32_t kLeastTiles = 4;
   return key_bias_score(p) && !is_packed(p) && p.score_mod.bias.head_stride == 0 && order.tiles >= kLeastTiles &&
          !order.split_kv;
@@ -407,8 +408,8 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   constexpr int64_t kFloat = sizeof(float);
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
-  if (counts_visible_keys(p, plan.order)) {
-    parts.visible_keys = append(parts.bytes, p.batch * int64_t{sizeof(int32_t)});
+  if (counts_keys_before_padding(p, plan.order)) {
+    parts.keys_before_padding = append(parts.bytes, p.batch * int64_t{sizeof(int32_t)});
   }
   if (p.score_mod.hides_keys()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
@@ -460,9 +461,20 @@ std::optional<BackwardPlan> plan_mask_as_bias(const BackwardParams& p, const Lim
   return plan;
 }
 
+// The plan of a call with an aligned copy of its bias, as in the forward pass.
+std::optional<BackwardPlan> plan_aligned_bias(const BackwardParams& p, const Limits& limits) {
+  if (!may_align_bias(p, limits)) return std::nullopt;
+  BackwardPlan plan = plan_backward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
+  const bool reads_boxes = plan.is_warp_specialised() && plan.dkdv_score == ScoreMode::kBiasMask;
+  if (!reads_boxes && plan.kernels != BackwardKernels::kShortBias) return std::nullopt;
+  plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());
+  return plan;
+}
+
 }  // namespace
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
+  if (std::optional<BackwardPlan> with_copy = plan_aligned_bias(p, limits)) return *std::move(with_copy);
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (std::optional<BackwardPlan> with_bias = plan_mask_as_bias(p, limits)) return *std::move(with_bias);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);

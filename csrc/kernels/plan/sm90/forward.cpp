@@ -2,6 +2,7 @@
 #include <cmath>
 #include <optional>
 
+#include "attention/aligned_bias.h"
 #include "attention/division.h"
 #include "attention/key_bias.h"
 #include "attention/key_interval.h"
@@ -317,9 +318,21 @@ std::optional<ForwardPlan> plan_mask_as_bias(const attention::ForwardParams& p, 
   return plan;
 }
 
+// The plan of a call with an aligned copy of its bias, where a kernel runs that reads it in chunks of 16 bytes. Other
+// kernels read the bias where it is.
+std::optional<ForwardPlan> plan_aligned_bias(const attention::ForwardParams& p, const Limits& limits) {
+  if (!may_align_bias(p, limits)) return std::nullopt;
+  ForwardPlan plan = plan_forward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
+  const bool reads_boxes = plan.kernel == ForwardKernel::kWarpSpecialised && plan.score == ScoreMode::kBiasMask;
+  if (!reads_boxes && plan.kernel != ForwardKernel::kShortBias) return std::nullopt;
+  plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());
+  return plan;
+}
+
 }  // namespace
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
+  if (std::optional<ForwardPlan> with_copy = plan_aligned_bias(p, limits)) return *std::move(with_copy);
   if (takes_short_bias(p)) return plan_forward_short_bias(p);
   if (is_for_portable_kernels(p, limits)) {
     std::optional<ForwardPlan> with_bias = plan_mask_as_bias(p, limits);

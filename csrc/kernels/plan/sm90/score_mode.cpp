@@ -1,6 +1,7 @@
 // Plans which score mode a call has on Hopper.
 #include <optional>
 
+#include "attention/aligned_bias.h"
 #include "attention/key_bias.h"
 #include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm90/sm90.h"
@@ -54,6 +55,19 @@ bool may_have_mask_as_bias(const attention::AttentionParams& p) {
   if (!p.dropout.enabled() || !p.score_mod.mask.is_of_keys() || p.score_mod.bias.present() || is_packed(p))
     return false;
   return key_bias_score(attention::with_mask_as_bias(p, p.score_mod.mask.data)) == ScoreMode::kKeyBiasDropout;
+}
+
+bool may_align_bias(const attention::AttentionParams& p, const Limits& limits) {
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  if (!bias.present() || bias.query_stride <= 0 || bias.key_stride == 0 || has_bias_boxes(bias)) return false;
+  if (!attention::is_16_bit(p.element) || bias.element != p.element) return false;
+  const attention::AlignedBias copy = attention::AlignedBias::of(p);
+  return copy.chunks() <= INT32_MAX && copy.bytes() <= limits.max_materialised_bytes;
+}
+
+const void* address_of_copy() {
+  alignas(16) static const char kAddress[16] = {};
+  return kAddress;
 }
 
 bool has_only_softcap(const attention::AttentionParams& p) {

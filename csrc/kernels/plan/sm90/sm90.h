@@ -49,6 +49,14 @@ bool has_only_key_mask(const attention::AttentionParams& params);
 // dropout take it, once the mask is written as a bias.
 bool may_have_mask_as_bias(const attention::AttentionParams& params);
 
+// Whether a call has a 16-bit bias for each query and key whose rows are not contiguous or do not begin at multiples of
+// 16 bytes, and there is memory for a copy of it that kernels can read.
+bool may_align_bias(const attention::AttentionParams& params, const Limits& limits);
+
+// The address that a copy of a bias has in a plan, where it has no memory yet. It is not null, and aligned; plans look
+// at nothing else.
+const void* address_of_copy();
+
 // Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
 void plan_slope_gradient(BackwardPlan& plan, const attention::BackwardParams& params);
 

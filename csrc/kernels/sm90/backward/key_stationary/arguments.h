@@ -220,12 +220,12 @@ struct KeyStationaryArguments {
     float kept_factor;  // with dropout: 1 / (1 - p), divided by 2^weight_shift
     float cap_log2e;    // with a softcap: it times log2(e)
   };
-  const int32_t* visible_keys;  // of each batch entry, without those at its end that a key bias hides; or null
+  const int32_t* keys_before_padding;  // of each batch entry, where a key bias may hide keys at its end; or null
 
-  // A batch entry, without its hidden keys. Their dK and dV are not written.
+  // A batch entry, without such keys: count_keys_before_padding has zeroed their dK and dV.
   __device__ __forceinline__ attention::Sequence sequence(int64_t batch) const {
     attention::Sequence sequence = params.sequences.at(batch);
-    if (visible_keys != nullptr) sequence.num_keys = visible_keys[batch];
+    if (keys_before_padding != nullptr) sequence.num_keys = keys_before_padding[batch];
     return sequence;
   }
   FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return order.num_work_tiles(); }

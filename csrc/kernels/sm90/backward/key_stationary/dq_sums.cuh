@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(DqSlice::kThreads)
     sum_dq_kernel(const __grid_constant__ KeyStationaryArguments args, const __grid_constant__ QueryTileGrid grid) {
   ptx::wait_for_kernel_before();
   const QueryTile at = grid.at(blockIdx.x);
-  const attention::Sequence sequence = args.params.sequences.at(at.batch);
+  const attention::Sequence sequence = args.sequence(at.batch);
   if (at.tile < LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries)) {
     DqSums<Element>{args, sequence, at}.run();
   }

@@ -26,8 +26,9 @@ struct KeyGradientRows {
     const attention::BackwardParams& params = args.params;
     const int tiles = static_cast<int>(args.order.tiles);
     // Dense batch entries have all tiles, whatever a key bias hides.
-    const int keys = Traits::kKeyBias && args.visible_keys != nullptr ? static_cast<int>(params.sequences.max_seqlen_k)
-                                                                      : work.contributor.num_keys;
+    const int keys = Traits::kKeyBias && args.keys_before_padding != nullptr
+                         ? static_cast<int>(params.sequences.max_seqlen_k)
+                         : work.contributor.num_keys;
     const int behind = tiles - LoopOrder::num_tiles(keys, Traits::kKeys);
     const int64_t key_tile =
         common::flag_index(int64_t{work.key_head} * params.batch + work.batch, tiles, work.contributor.tile) + behind;

@@ -126,8 +126,8 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
                     .arrivals = parts.arrivals.in<int>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .accumulators_of_head = static_cast<int>(plan.query_tiles_of_head << plan.order.log2_accumulators)};
-  auto* const visible_keys = parts.visible_keys.in<int32_t>(workspace);
-  args.visible_keys = visible_keys;
+  auto* const keys_before_padding = parts.keys_before_padding.in<int32_t>(workspace);
+  args.keys_before_padding = keys_before_padding;
   if (num_blocks(p) > INT32_MAX) return cudaErrorInvalidConfiguration;
   const int query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
   const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
@@ -140,7 +140,8 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
   if (error == cudaSuccess && config.score == ScoreMode::kBiasMask)
     error = make_bias_map(args.bias, p, parts.bias_boxes.in<void>(workspace));
-  if (error == cudaSuccess && visible_keys != nullptr) error = common::count_visible_keys(p, visible_keys, stream);
+  if (error == cudaSuccess && keys_before_padding != nullptr)
+    error = common::count_keys_before_padding(p, keys_before_padding, stream);
   if (error == cudaSuccess) error = list_mask_iterations(args, stream);
   if (error == cudaSuccess) error = divide_key_tiles(args, plan.persistent_ctas, stream);
   if (error == cudaSuccess) error = launch_planned<Element>(args, plan, grid, stream);
