@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "attention/aligned_bias.h"
 #include "attention/division.h"
-#include "attention/key_bias.h"
 #include "kernels/config/key_stationary.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/plan.h"
@@ -451,32 +449,12 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
   return plan_backward_two_pass(p, limits);
 }
 
-// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, since there is no key-stationary
-// kernel for both. There is none where that kernel takes no key bias either.
-std::optional<BackwardPlan> plan_mask_as_bias(const BackwardParams& p, const Limits& limits) {
-  if (!may_have_mask_as_bias(p)) return std::nullopt;
-  BackwardPlan plan = plan_backward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
-  if (plan.kernels != BackwardKernels::kKeyStationary) return std::nullopt;
-  plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));
-  return plan;
-}
-
-// The plan of a call with an aligned copy of its bias, as in the forward pass.
-std::optional<BackwardPlan> plan_aligned_bias(const BackwardParams& p, const Limits& limits) {
-  if (!may_align_bias(p, limits)) return std::nullopt;
-  BackwardPlan plan = plan_backward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
-  const bool reads_boxes = plan.is_warp_specialised() && plan.dkdv_score == ScoreMode::kBiasMask;
-  if (!reads_boxes && plan.kernels != BackwardKernels::kShortBias) return std::nullopt;
-  plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());
-  return plan;
-}
-
 }  // namespace
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
-  if (std::optional<BackwardPlan> with_copy = plan_aligned_bias(p, limits)) return *std::move(with_copy);
+  if (std::optional<BackwardPlan> with_copy = plan_backward_aligned_bias(p, limits)) return *std::move(with_copy);
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
-  if (std::optional<BackwardPlan> with_bias = plan_mask_as_bias(p, limits)) return *std::move(with_bias);
+  if (std::optional<BackwardPlan> with_bias = plan_backward_mask_as_bias(p, limits)) return *std::move(with_bias);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
   // A gradient that sums whole rows of dS needs no dS. That of ALiBi slopes, of a relative-position bias, and of a bias
   // that may not read rounded dS, computes it again, by kernels of its own, most of which are portable. So no kernel of

@@ -1,0 +1,33 @@
+// Plans backward passes whose bias, or a mask as a bias, is written to the workspace first, in a form that kernels
+// read.
+#include <optional>
+
+#include "attention/aligned_bias.h"
+#include "attention/key_bias.h"
+#include "kernels/plan/plan.h"
+#include "kernels/plan/sm90/sm90.h"
+
+namespace flash_attn_ext::plan {
+
+using attention::BackwardParams;
+
+// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, since there is no key-stationary
+// kernel for both. There is none where that kernel takes no key bias either.
+std::optional<BackwardPlan> plan_backward_mask_as_bias(const BackwardParams& p, const Limits& limits) {
+  if (!may_have_mask_as_bias(p)) return std::nullopt;
+  BackwardPlan plan = plan_backward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
+  if (plan.kernels != BackwardKernels::kKeyStationary) return std::nullopt;
+  plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));
+  return plan;
+}
+
+std::optional<BackwardPlan> plan_backward_aligned_bias(const BackwardParams& p, const Limits& limits) {
+  if (!may_align_bias(p, limits)) return std::nullopt;
+  BackwardPlan plan = plan_backward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
+  const bool reads_boxes = plan.is_warp_specialised() && plan.dkdv_score == ScoreMode::kBiasMask;
+  if (!reads_boxes && plan.kernels != BackwardKernels::kShortBias) return std::nullopt;
+  plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan
