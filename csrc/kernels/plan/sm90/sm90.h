@@ -57,11 +57,9 @@ bool may_align_bias(const attention::AttentionParams& params, const Limits& limi
 // at nothing else.
 const void* address_of_copy();
 
-// The plan of a call with a mask of keys as a key bias, and of one with an aligned copy of its bias. There is none
-// where no kernel would run that such a form is for.
-std::optional<ForwardPlan> plan_backward_mask_as_bias(const attention::ForwardParams& params, const Limits& limits);
+// The backward plan of a call with a mask of keys as a key bias, and of one with an aligned copy of its bias. There is
+// none where no kernel would run that such a form is for.
 std::optional<BackwardPlan> plan_backward_mask_as_bias(const attention::BackwardParams& params, const Limits& limits);
-std::optional<ForwardPlan> plan_backward_aligned_bias(const attention::ForwardParams& params, const Limits& limits);
 std::optional<BackwardPlan> plan_backward_aligned_bias(const attention::BackwardParams& params, const Limits& limits);
 
 // Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
