@@ -8,7 +8,15 @@ import torch
 
 from flash_attn_ext.cli.bench import contestants, peers, plot, suites
 from flash_attn_ext.cli.bench.contestant import SDPA_BACKENDS
-from flash_attn_ext.cli.bench.workload import BATCH_MASK, HEAD_BIAS, PADDING_MASK, Workload, make_inputs
+from flash_attn_ext.cli.bench.workload import (
+    BATCH_MASK,
+    EXPANDED_PADDING,
+    HEAD_BIAS,
+    LOW_PADDING_BIAS,
+    PADDING_MASK,
+    Workload,
+    make_inputs,
+)
 
 SMALL = dict(batch=2, num_heads=4, seqlen=48, head_dim=16, dtype=torch.float32)
 NEW = ("softcap", "alibi", "sinks", "masks", "workloads")
@@ -89,6 +97,8 @@ def test_slopes_and_sinks_are_those_of_the_papers():
         dict(has_alibi=True, causal=True),
         dict(bias=HEAD_BIAS, mask=PADDING_MASK, extras_need_grad=True),
         dict(bias=HEAD_BIAS, mask=BATCH_MASK, extras_need_grad=True),
+        dict(mask=EXPANDED_PADDING),
+        dict(bias=LOW_PADDING_BIAS),
     ],
     ids=str,
 )

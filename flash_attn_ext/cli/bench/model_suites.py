@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from flash_attn_ext.cli.bench.feature_suites import SOFTCAP, gpt_oss
-from flash_attn_ext.cli.bench.workload import BATCH_MASK, HEAD_BIAS, PADDING_BIAS, PADDING_MASK, Workload
+from flash_attn_ext.cli.bench.workload import (
+    BATCH_MASK,
+    EXPANDED_PADDING,
+    HEAD_BIAS,
+    LOW_PADDING_BIAS,
+    PADDING_BIAS,
+    PADDING_MASK,
+    Workload,
+)
 
 FUSED = ("flash", "efficient", "cudnn")
 OF_LONG = ("flash", "cudnn", "fa3", "fa4")
@@ -36,14 +44,19 @@ def _with_biases() -> Iterator[Workload]:
     yield _row("Swin windows", (4096, 6, 49, 32), OF_BIASES, mask=BATCH_MASK, **trained)
     yield _row("Evoformer rows", (256, 4, 256, 32), OF_BIASES, mask=PADDING_MASK, **trained)
     yield _row("T5-XL", (8, 32, 512, 64), OF_BIASES, **trained)
+    yield _row("T5, dropout", (8, 12, 512, 64), ("efficient", "math"), dropout_p=0.1, **trained)
 
 
 def _encoders() -> Iterator[Workload]:
     yield _row("BERT, padding", (32, 12, 512, 64), ("efficient", "cudnn", "flex"), mask=PADDING_MASK)
-    # Padding as nn.MultiheadAttention adds it to scores.
+    # What transformers' BERT passes in training.
+    expanded: dict[str, Any] = dict(mask=EXPANDED_PADDING, dropout_p=0.1)
+    yield _row("BERT, padding, dropout", (32, 12, 512, 64), ("efficient", "cudnn"), **expanded)
+    # Padding as nn.MultiheadAttention adds it to scores, and as older models do.
     added: dict[str, Any] = dict(bias=PADDING_BIAS)
     yield _row("BERT, added padding", (32, 12, 512, 64), ("efficient", "cudnn"), **added)
     yield _row("BERT, added padding, dropout", (32, 12, 512, 64), ("efficient", "cudnn"), dropout_p=0.1, **added)
+    yield _row("BERT, low padding", (32, 12, 512, 64), ("efficient", "cudnn"), bias=LOW_PADDING_BIAS)
     yield _row("Encoder, added padding", (8, 16, 2048, 128), ("efficient", "cudnn"), **added)
     yield _row("BERT, short", (64, 12, 128, 64), FUSED)
     yield _row("Whisper", (8, 20, 1500, 64), FUSED)
