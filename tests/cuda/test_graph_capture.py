@@ -22,6 +22,7 @@ CASES = [
     Case(sq=140, sk=270, d=64, heads=4, kv_heads=2, layout="bshd", window=(60, 9)),
     Case(sq=290, sk=420, d=64, alibi="h", causal="bottom_right"),
     Case(sq=290, sk=420, d=64, bias="b11k", dlse=True),
+    Case(sq=290, sk=421, d=64, bias="1hqk"),
     Case(sq=140, sk=270, d=40, dv=72, bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=9.0, dlse=True),
 ]
 
