@@ -1,4 +1,4 @@
-// A bias in rows that begin at multiples of 16 bytes, for kernels that read it in such chunks.
+// A bias in rows that begin at multiples of 16 bytes, for kernels that read 16 bytes at a time.
 #pragma once
 
 #include "attention/division.h"

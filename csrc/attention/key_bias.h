@@ -1,9 +1,18 @@
-// A mask that hides the same keys from all queries of a head, as a bias of 0 and -inf.
+// Biases that are broadcast along queries, and masks that hide the same keys from all queries of a head, as such a bias
+// of 0 and -inf.
 #pragma once
 
 #include "attention/params.h"
 
 namespace flash_attn_ext::attention {
+
+// Beyond this magnitude a float32 sum of q.k and a bias is too coarse, so rows with such a maximum are recomputed.
+// Every finite number of float16 is nearer to 0.
+inline constexpr float kMostScore = 0x1p17f;
+
+// A bias from this magnitude on dominates q.k: no sum of the two differs from it, unless q.k is larger than 2^75. Where
+// all keys that a row sees have the same one, as padding has the smallest finite number, the row weighs them equally.
+inline constexpr float kLeastDominant = 0x1p100f;
 
 // The bias is broadcast over the same dimensions as the mask.
 FLASH_HOST_DEVICE int64_t key_bias_heads(const AttentionParams& p) {

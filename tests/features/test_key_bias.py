@@ -93,6 +93,105 @@ def test_low_and_empty_batch_entries(d, dropout_p, value, dtype, backend):
         assert bool((result["dk"][1, :, 201:] == 0).all()) and bool((result["dv"][2, :, :70] == 0).all())
 
 
+def with_low_padding(inputs: Inputs, value: float) -> Inputs:
+    """A bias of 0 for keys that are no padding. The first batch entry is padding as a whole, the second one has none,
+    the third one has it at its end, the fourth one at its beginning, and the fifth one at both."""
+    keys = inputs.k.shape[2]
+    inputs.bias.zero_()
+    inputs.bias[0] = value
+    inputs.bias[2, ..., keys // 2 :] = inputs.bias[3, ..., : keys // 3] = value
+    inputs.bias[4, ..., : keys // 4] = inputs.bias[4, ..., keys - 9 :] = value
+    return without_dbias(inputs)
+
+
+LOW_PADDING = [
+    Case(sq=sq, sk=sk, batch=5, heads=4, kv_heads=kv_heads, d=d, bias=bias, **options)
+    for d, kv_heads in ((64, 2), (128, 4), (72, 1), (44, 4))
+    for sq, sk, bias, options in (
+        (130, 100, "b11k", dict(dlse=True)),
+        (300, 230, "bh1k", {}),
+        (850, 420, "b11k", dict(dlse=True)),
+        (900, 700, "b11k", dict(sink=True)),
+        (850, 1030, "bh1k", dict(dropout_p=0.2)),
+        (1000, 640, "b11k", dict(dropout_p=0.2, dlse=True)),
+    )
+]
+
+
+@over_16_bits
+@pytest.mark.parametrize("value", ["finfo.min", "-1e9", "-inf"])
+@over_cases([LOW_PADDING[2], *for_gpus([case for case in LOW_PADDING if case is not LOW_PADDING[2]])])
+def test_low_padding(case, value, dtype, backend):
+    number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
+    check_drawn(lambda seed: with_low_padding(make_inputs(case, dtype, backend.device, seed), number), backend)
+
+
+LENGTHS_OF_KERNELS = [(64, 420, 0.0), *for_gpus([(64, 200, 0.0), (128, 420, 0.0), (64, 420, 0.2)])]
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("value", ["finfo.min", "-1e6", "0"])
+@pytest.mark.parametrize(("d", "sk", "dropout_p"), LENGTHS_OF_KERNELS)
+def test_large_scores_beside_padding(d, sk, dropout_p, value, dtype, backend):
+    """Some scores are about 2^13."""
+    number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
+
+    def draw(seed: int) -> Inputs:
+        case = Case(sq=300, sk=sk, batch=3, heads=2, d=d, bias="b11k", dropout_p=dropout_p)
+        inputs = without_dbias(make_inputs(case, dtype, backend.device, seed))
+        inputs.bias[0] = number
+        inputs.bias[1, ..., sk // 2 :] = number
+        inputs.q[..., :9, :] *= 2.0**6
+        inputs.k[..., :5, :] *= 2.0**6
+        return inputs
+
+    check_drawn(draw, backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("power", [28, 110])
+@pytest.mark.parametrize(("d", "sk", "dropout_p"), LENGTHS_OF_KERNELS)
+def test_one_query_of_large_scores(d, sk, dropout_p, power, dtype, backend):
+    """The LSE of a head's first query may be as large as a bias that dominates scores, and says nothing of others."""
+    case = Case(sq=300, sk=sk, batch=2, heads=2, d=d, bias="b11k", dropout_p=dropout_p)
+    inputs = without_dbias(make_inputs(case, dtype, backend.device))
+    q = inputs.q.clone()
+    q[..., 0, :] *= 2.0**power
+    expected, result = run_ours(inputs, backend), run_ours(inputs.replace(q=q), backend)
+    for name in ("out", "lse", "dq"):
+        torch.testing.assert_close(result[name][:, :, 1:], expected[name][:, :, 1:], rtol=2e-2, atol=2e-2)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 2.0**21, 2.0**19], ids=str)
+@pytest.mark.parametrize("d", [64, *for_gpus([40, 128])])
+def test_large_numbers_in_low_padding(d, value, dtype, backend):
+    """A finite bias hides no key, however low it is: NaN and infinity in k reach the scores. In other batch entries not
+    a bit changes."""
+    case = Case(sq=1400, sk=420, batch=3, heads=4, kv_heads=2, d=d, bias="b11k")
+    inputs = without_dbias(make_inputs(case, dtype, backend.device))
+    inputs.bias.zero_()
+    inputs.bias[..., 250:] = torch.finfo(dtype).min
+    k = inputs.k.clone()
+    k[1, 1, 260, 3] = value
+    expected = run_ours(inputs, backend)
+    result = run_ours(inputs.replace(k=k), backend)
+    own = (slice(1, 2), slice(2, 4))
+    if not math.isfinite(value):
+        # q.k is NaN, or infinite and of the sign of an element of q. -inf hides the key, and +inf gives NaN.
+        sees_nan = torch.full_like(inputs.q[own][..., 3], math.isnan(value), dtype=torch.bool)
+        sees_nan |= inputs.q[own][..., 3] * value == math.inf
+        for name in ("out", "lse"):
+            is_nan = result[name][own].isnan()
+            assert torch.equal(is_nan if name == "lse" else is_nan.all(-1), sees_nan), name
+    else:
+        torch.testing.assert_close(result["out"][own], expected["out"][own], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(result["lse"][own], expected["lse"][own])
+    for name in ("out", "lse", "dq"):
+        assert torch.equal(result[name][::2], expected[name][::2]), name
+        torch.testing.assert_close(result[name][1, :2], expected[name][1, :2], rtol=2e-2, atol=2e-2)
+
+
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize(("d", "dropout_p"), [(64, 0.0), *for_gpus([(64, 0.2), (128, 0.0), (128, 0.2)])])

@@ -189,8 +189,18 @@ HOPPER = [
     ),
     hopper(
         case(2048, mask="b11k", padding=True, dropout_p=0.2),
-        dict(score_mode="generic"),
+        dict(score_mode="mask and dropout"),
         key_stationary("key bias and dropout"),
+    ),
+    hopper(
+        case(2048, d=128, mask="b1qk", dropout_p=0.2),
+        dict(score_mode="mask and dropout"),
+        key_stationary("mask and dropout"),
+    ),
+    hopper(
+        case(700, bias="1hqk", dropout_p=0.2),
+        dict(score_mode="bias, mask and dropout"),
+        key_stationary("bias, mask and dropout", dbias="from dS recomputed over the batch"),
     ),
     hopper(
         case(2048, bias="1hqk"),

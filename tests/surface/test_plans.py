@@ -166,7 +166,10 @@ FORWARD_SM90 = [
     (hopper(d=192, bias=(1, 1, 1, LONG)), dict(score_mode="generic")),
     (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), dict(score_mode="bias and mask")),
     (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), dict(score_mode="mask", head_dims=(192, 128), tile=(128, 64))),
-    (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), dict(score_mode="generic")),
+    (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), dict(score_mode="mask and dropout", head_dims=(64, 64))),
+    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=96), dict(score_mode="mask and dropout")),
+    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=192), dict(score_mode="generic")),
+    (hopper({"dropout_p": 0.1}, bias=(1, 16, LONG, LONG)), dict(score_mode="bias, mask and dropout")),
     (
         hopper(bias=(1, 1, LONG, LONG), bias_dtype=F32),
         dict(kernel="streaming", score_mode="generic"),

@@ -159,12 +159,19 @@ BACKWARD_SM90 = [
             workspace={MASK_AS_BIAS: 8 * LONG * 2, KEYS_BEFORE_PADDING: 8 * 4},
         ),
     ),
-    # Where a batch entry's visible keys end is looked up once for all heads, and not for few key tiles.
+    # Where padding of a batch entry begins is looked up once for all heads, and not for few key tiles.
     (hopper(bias=(8, 1, 1, LONG)), dict(workspace={MASK_AS_BIAS: 0, KEYS_BEFORE_PADDING: 8 * 4})),
     (hopper(bias=(8, 16, 1, LONG)), dict(workspace={KEYS_BEFORE_PADDING: 0})),
     (hopper(sq=256, bias=(8, 1, 1, 256)), dict(score_mode="key bias", workspace={KEYS_BEFORE_PADDING: 0})),
-    (hopper({"dropout_p": 0.1, "causal": "top_left"}, mask=(8, 1, 1, LONG)), dict(kernel=TWO_PASS)),
-    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG)), dict(kernel=TWO_PASS)),
+    (
+        hopper({"dropout_p": 0.1, "causal": "top_left"}, mask=(8, 1, 1, LONG)),
+        dict(kernel=KEY_STATIONARY, score_mode="mask and dropout"),
+    ),
+    (
+        hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=128),
+        dict(kernel=KEY_STATIONARY, score_mode="mask and dropout", pre_signals_dq=True),
+    ),
+    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=192), dict(kernel="materialise P and dS")),
     (
         hopper({"softcap": 9.0}, bias=SQUARE, wanted=WITH_BIAS),
         dict(kernel=TWO_PASS, delta="within another kernel", dbias="from recomputed dS"),

@@ -17,8 +17,10 @@ def hopper(sq: int = LONG, dropout_p: float = 0.1, options: dict | None = None, 
 BACKWARD = [
     (hopper(), dict(kernel=KEY_STATIONARY, score_mode="dropout", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
     (hopper(d=72), dict(kernel=KEY_STATIONARY, score_mode="dropout", head_dims=(96, 96), tile=(64, 128))),
+    (hopper(mask=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="mask and dropout", head_dims=(64, 64))),
+    (hopper(bias=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="bias, mask and dropout", head_dims=(64, 64))),
     # With something else that changes scores: two-pass.
-    (hopper(mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
+    (hopper(bias=SQUARE, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
     (hopper(bias=SQUARE, d=128), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(128, 128))),
     (hopper(options={"softcap": 9.0}), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
 ]

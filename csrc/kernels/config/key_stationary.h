@@ -85,6 +85,10 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kMaskDropout},
+    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kMaskDropout},
+    {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kMaskDropout, .pre_signals_dq = true},
+
     // Other calls with ALiBi slopes take other kernels (plan/sm90/backward.cpp).
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kCausalAlibi, .adds_statistics = true},
     {.dims = {96, 96},
@@ -119,6 +123,8 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kBiasMask},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kBiasMask},
+    // At larger head dims shared memory has no room for the draws beside the bias.
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMaskDropout},
 
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kDropout},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kDropout},

@@ -56,10 +56,13 @@ struct ForwardConfig {
     return head_dim_qk <= dims.qk && (head_dim_v <= dims.v || dims.v == kColumns);
   }
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
-  constexpr bool has_bias() const { return score == ScoreMode::kGeneric || score == ScoreMode::kBiasMask; }
+  constexpr bool has_bias() const { return score == ScoreMode::kGeneric || reads_bias_boxes(score); }
   constexpr bool has_key_bias() const { return score == ScoreMode::kKeyBias || score == ScoreMode::kKeyBiasDropout; }
-  constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
-  // Of a call with KeyIntervals, plain kernels compute the batch entries that have one, and these the others.
+  constexpr bool has_bias_or_mask() const {
+    return has_bias() || score == ScoreMode::kMask || score == ScoreMode::kMaskDropout;
+  }
+  // In a call with KeyIntervals, kernels without a mask or a key bias compute the batch entries that have one, and
+  // kernels for which this is true compute the rest.
   constexpr bool takes_entries_without_interval() const { return has_bias_or_mask() || has_key_bias(); }
   // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
   constexpr bool modifies_scores() const {
@@ -67,8 +70,7 @@ struct ForwardConfig {
   }
   // Whether a call can take the row, given whether it wants row_max. Kernels that read a bias serve both.
   constexpr bool suits(bool wants_row_max) const { return row_max == wants_row_max || has_bias(); }
-  constexpr bool always_drops() const { return score == ScoreMode::kDropout || score == ScoreMode::kKeyBiasDropout; }
-  constexpr bool may_drop() const { return score == ScoreMode::kGeneric || always_drops(); }
+  constexpr bool may_drop() const { return score == ScoreMode::kGeneric || always_drops(score); }
 
   bool operator==(const ForwardConfig&) const = default;
 };
@@ -173,6 +175,11 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {256, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true,
      .row_max = true},
 
+    {.dims = {64, 64}, .score = ScoreMode::kMaskDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kMaskDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+
     {.dims = {64, 64}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
     {.dims = {128, 128}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 128, .q_stages = 2,
@@ -197,6 +204,8 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     // Shared memory holds tiles of the bias beside one stage of Q.
     {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128, .row_max = true},
     {.dims = {128, 128}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128, .row_max = true},
+    {.dims = {64, 64}, .score = ScoreMode::kBiasMaskDropout, .warpgroups = 2, .block_n = 128, .row_max = true},
+    {.dims = {128, 128}, .score = ScoreMode::kBiasMaskDropout, .warpgroups = 2, .block_n = 128, .row_max = true},
 
     // Biases and masks of any strides are staged in shared memory.
     {.dims = {64, 64}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96, .row_max = true},
@@ -218,7 +227,7 @@ struct ForwardRegisters {
 constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
   if (config.ctas_per_sm == 2) return {.consumer = 104, .producer = 32};
   if (config.warpgroups == 3) return {.consumer = 160, .producer = 32};
-  if (config.has_bias_or_mask()) return {.consumer = 216, .producer = 72};
+  if (config.has_bias_or_mask()) return {.consumer = 224, .producer = 56};
   return {.consumer = 232, .producer = 40};
 }
 

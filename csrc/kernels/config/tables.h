@@ -12,11 +12,13 @@ enum class ScoreMode {
   kScaleOnly,               // a positive scale, and nothing else that changes a score
   kDropout,                 // scale and dropout
   kMask,                    // scale and a boolean mask, intervals or lists of blocks
+  kMaskDropout,             // the same and dropout
   kSoftcap,                 // a scale of any sign, then a softcap
   kCausalAlibi,             // a positive scale and ALiBi slopes, where no query sees a later key
   kKeyBias,                 // a positive scale and a bias that is broadcast along queries, which see all keys
   kKeyBiasDropout,          // the same and dropout
   kBiasMask,                // scale and a bias, a mask or both
+  kBiasMaskDropout,         // the same and dropout
   kGenericWithoutBiasMask,  // everything but a bias and a mask
   kGeneric,                 // everything
 };
@@ -29,6 +31,8 @@ constexpr const char* name_of(ScoreMode score) {
       return "dropout";
     case ScoreMode::kMask:
       return "mask";
+    case ScoreMode::kMaskDropout:
+      return "mask and dropout";
     case ScoreMode::kSoftcap:
       return "softcap";
     case ScoreMode::kCausalAlibi:
@@ -39,12 +43,25 @@ constexpr const char* name_of(ScoreMode score) {
       return "key bias and dropout";
     case ScoreMode::kBiasMask:
       return "bias and mask";
+    case ScoreMode::kBiasMaskDropout:
+      return "bias, mask and dropout";
     case ScoreMode::kGenericWithoutBiasMask:
       return "generic without bias and mask";
     case ScoreMode::kGeneric:
       return "generic";
   }
   return "?";
+}
+
+// Whether kernels of a score mode drop weights. Generic ones may.
+constexpr bool always_drops(ScoreMode score) {
+  return score == ScoreMode::kDropout || score == ScoreMode::kMaskDropout || score == ScoreMode::kKeyBiasDropout ||
+         score == ScoreMode::kBiasMaskDropout;
+}
+
+// Whether Hopper's kernels of a score mode load tiles of a bias by TMA.
+constexpr bool reads_bias_boxes(ScoreMode score) {
+  return score == ScoreMode::kBiasMask || score == ScoreMode::kBiasMaskDropout;
 }
 
 // The tile of a CTA: `queries` rows of Q stay, and tiles of `keys` stream past. Each warp owns queries / warps rows.

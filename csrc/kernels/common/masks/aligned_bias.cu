@@ -1,7 +1,7 @@
 // Copies a bias into rows that begin at multiples of 16 bytes (attention/aligned_bias.h).
 //
-// Grid: a thread for each chunk of 16 bytes. Neighbouring threads have neighbouring keys, or heads where these are
-// closer together in memory, as in the output of an embedding of relative positions. Bound: memory.
+// Grid: a thread for each chunk of 16 bytes of the copy. Neighbouring threads have neighbouring keys, or heads where
+// these are closer together in memory, as in the output of an embedding of relative positions. Bound: memory.
 #include "attention/aligned_bias.h"
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"

@@ -100,8 +100,8 @@ __device__ __forceinline__ void clear_rows(const attention::MatrixView& to, int6
   }
 }
 
-// Counts visible keys. Grid: one CTA for each key head of a batch entry; each counts them, since it has to know them.
-// Bound: the latency of accesses to memory.
+// Counts the keys before those at the end that the bias hides. Grid: one CTA for each key head of a batch entry; each
+// counts them, since it has to know them. Bound: the latency of accesses to memory.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
     keys_before_padding_kernel(const __grid_constant__ attention::BackwardParams p, int32_t* counts) {

@@ -132,11 +132,13 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kCausalAlibi:
     case ScoreMode::kSoftcap:
     case ScoreMode::kMask:
+    case ScoreMode::kMaskDropout:
       return !has_few_queries(p);
     case ScoreMode::kKeyBias:
     case ScoreMode::kKeyBiasDropout:
       return !has_few_queries(p) && !p.dbias.present();
     case ScoreMode::kBiasMask:
+    case ScoreMode::kBiasMaskDropout:
       return !has_few_queries(p) && !p.score_mod.hides_keys() && (!p.dbias.present() || takes_dbias_over_batch(p));
     default:
       return false;
@@ -165,8 +167,10 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
       return queries <= portable.queries || tokens <= portable.tokens;
     case ScoreMode::kMask:
     case ScoreMode::kDropout:
+    case ScoreMode::kMaskDropout:
       return false;
     case ScoreMode::kBiasMask:
+    case ScoreMode::kBiasMaskDropout:
       return (!takes_key_stationary(p) || p.dbias.present()) && queries <= kPortableQueries;
     default:
       return true;
@@ -467,7 +471,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (sums_rows || is_relative || recomputes_dbias) of_matrices.dbias = {};
   std::optional<BackwardPlan> plan = plan_matrix_gradients(of_matrices, limits);
   if (!plan) return plan_backward_sm80(p, limits);
-  if (is_relative && plan->dkdv_score == ScoreMode::kBiasMask) {
+  if (is_relative && reads_bias_boxes(plan->dkdv_score)) {
     plan->workspace.bias_boxes = append(plan->workspace.bytes, relative_bias_boxes(p).bytes());
   }
   if (is_relative && p.dbias.present()) {

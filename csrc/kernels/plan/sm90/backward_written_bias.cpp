@@ -11,8 +11,8 @@ namespace flash_attn_ext::plan {
 
 using attention::BackwardParams;
 
-// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, since there is no key-stationary
-// kernel for both. There is none where that kernel takes no key bias either.
+// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, which needs no lists of
+// iterations. There is none where the key-stationary kernel does not take the call.
 std::optional<BackwardPlan> plan_backward_mask_as_bias(const BackwardParams& p, const Limits& limits) {
   if (!may_have_mask_as_bias(p)) return std::nullopt;
   BackwardPlan plan = plan_backward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
@@ -24,7 +24,7 @@ std::optional<BackwardPlan> plan_backward_mask_as_bias(const BackwardParams& p, 
 std::optional<BackwardPlan> plan_backward_aligned_bias(const BackwardParams& p, const Limits& limits) {
   if (!may_align_bias(p, limits)) return std::nullopt;
   BackwardPlan plan = plan_backward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
-  const bool reads_boxes = plan.is_warp_specialised() && plan.dkdv_score == ScoreMode::kBiasMask;
+  const bool reads_boxes = plan.is_warp_specialised() && reads_bias_boxes(plan.dkdv_score);
   if (!reads_boxes && plan.kernels != BackwardKernels::kShortBias) return std::nullopt;
   plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());
   return plan;

@@ -308,10 +308,10 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
   plan.of_intervals = std::move(of_intervals);
 }
 
-// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, in place of portable kernels:
-// longer calls skip padding as intervals. There is none where no kernel of a key bias and dropout would run.
+// The plan of a call with a mask of keys beside dropout, with the mask as a key bias: longer calls skip padding as
+// intervals. There is none where no kernel of a key bias and dropout would run.
 std::optional<ForwardPlan> plan_mask_as_bias(const attention::ForwardParams& p, const Limits& limits) {
-  if (!may_have_mask_as_bias(p)) return std::nullopt;
+  if (!may_have_mask_as_bias(p) || longest(p) > kShortTokens) return std::nullopt;
   ForwardPlan plan = plan_forward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
   if (plan.score != ScoreMode::kKeyBiasDropout) return std::nullopt;
   plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));
@@ -323,7 +323,7 @@ std::optional<ForwardPlan> plan_mask_as_bias(const attention::ForwardParams& p, 
 std::optional<ForwardPlan> plan_aligned_bias(const attention::ForwardParams& p, const Limits& limits) {
   if (!may_align_bias(p, limits)) return std::nullopt;
   ForwardPlan plan = plan_forward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
-  const bool reads_boxes = plan.kernel == ForwardKernel::kWarpSpecialised && plan.score == ScoreMode::kBiasMask;
+  const bool reads_boxes = plan.kernel == ForwardKernel::kWarpSpecialised && reads_bias_boxes(plan.score);
   if (!reads_boxes && plan.kernel != ForwardKernel::kShortBias) return std::nullopt;
   plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());
   return plan;
@@ -334,10 +334,8 @@ std::optional<ForwardPlan> plan_aligned_bias(const attention::ForwardParams& p, 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
   if (std::optional<ForwardPlan> with_copy = plan_aligned_bias(p, limits)) return *std::move(with_copy);
   if (takes_short_bias(p)) return plan_forward_short_bias(p);
-  if (is_for_portable_kernels(p, limits)) {
-    std::optional<ForwardPlan> with_bias = plan_mask_as_bias(p, limits);
-    return with_bias ? *std::move(with_bias) : plan_forward_sm80(p, limits);
-  }
+  if (std::optional<ForwardPlan> with_bias = plan_mask_as_bias(p, limits)) return *std::move(with_bias);
+  if (is_for_portable_kernels(p, limits)) return plan_forward_sm80(p, limits);
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
   const int row = choose_row(p, limits);
   if (row == kNoRow) return plan_forward_sm80(p, limits);
@@ -378,7 +376,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
-  if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.is_relative()) {
+  if (reads_bias_boxes(config.score) && p.score_mod.bias.is_relative()) {
     plan.workspace.bias_boxes = append(plan.workspace.bytes, relative_bias_boxes(p).bytes());
   }
   if (p.score_mod.mask.present() || config.has_key_bias()) plan_intervals(plan, p, limits);

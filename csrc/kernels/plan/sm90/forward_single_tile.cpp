@@ -40,7 +40,8 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Single
   return best;
 }
 
-// A bias is divided by the scale. With a smaller one than this, many biases would be too large for float32.
+// A bias is divided by the scale. From this scale on, the parts of its augmented column are finite for every finite
+// number of float16.
 constexpr double kLeastScale = 0x1p-10;
 
 // The score mode of a call, if there may be rows for it. A mask of keys counts as a key bias of 0 and -inf.

@@ -22,9 +22,8 @@ bool only_scales_scores(const attention::ScoreMod& mod, const attention::Dropout
 
 bool has_bias_boxes(const attention::BroadcastView& bias) {
   if (bias.is_relative()) return true;  // the boxes are written first
-  constexpr int64_t kChunk = 8;         // elements of 16 bits in 16 bytes
   return bias.key_stride == 1 && bias.query_stride != 0 &&
-         (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
+         (bias.query_stride | bias.head_stride | bias.batch_stride) % attention::AlignedBias::kChunk == 0 &&
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
 }
 
@@ -80,12 +79,13 @@ ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   const ScoreKind kind = score_kind(mod);
   if (kind == ScoreKind::kScale) return p.dropout.enabled() ? ScoreMode::kDropout : ScoreMode::kScaleOnly;
-  if (kind == ScoreKind::kAny || p.dropout.enabled()) return ScoreMode::kGeneric;
+  if (kind == ScoreKind::kAny) return ScoreMode::kGeneric;
   if (mod.mask.present() && !is_worth_packing(mod.mask)) return ScoreMode::kGeneric;
   // The bits of both would take as much memory as a mask for each pair, whatever the mask's own size.
   if (mod.mask.present() && mod.selects_keys()) return ScoreMode::kGeneric;
-  if (!mod.bias.present()) return ScoreMode::kMask;
-  return has_bias_boxes(mod.bias) ? ScoreMode::kBiasMask : ScoreMode::kGeneric;
+  if (!mod.bias.present()) return p.dropout.enabled() ? ScoreMode::kMaskDropout : ScoreMode::kMask;
+  if (!has_bias_boxes(mod.bias)) return ScoreMode::kGeneric;
+  return p.dropout.enabled() ? ScoreMode::kBiasMaskDropout : ScoreMode::kBiasMask;
 }
 
 bool may_write_bias_boxes(const attention::AttentionParams& p, const Limits& limits) {
@@ -94,7 +94,7 @@ bool may_write_bias_boxes(const attention::AttentionParams& p, const Limits& lim
 
 ScoreMode score_mode_sm90(const attention::AttentionParams& p, const Limits& limits) {
   const ScoreMode score = score_mode_sm90(p);
-  return score == ScoreMode::kBiasMask && !may_write_bias_boxes(p, limits) ? ScoreMode::kGeneric : score;
+  return reads_bias_boxes(score) && !may_write_bias_boxes(p, limits) ? ScoreMode::kGeneric : score;
 }
 
 }  // namespace flash_attn_ext::plan

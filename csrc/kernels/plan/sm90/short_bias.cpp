@@ -22,13 +22,16 @@ constexpr int64_t kLeastShortBiasKeys = 129;
 // block diagonals fill the SMs that have finished long ones. Other numbers have not been timed.
 constexpr int64_t kRelativeDbiasCtas = 4;
 
+// With dropout, the gradient of a bias of more queries is faster to sum from materialised dS.
+constexpr int64_t kMostDroppingQueries = 1024;
+
 // Whether a bias with a value for each query and key changes the scores, and beside it at most a mask that hides the
 // same keys from all queries.
 bool has_bias_and_key_mask(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   return attention::is_16_bit(p.element) && score_kind(mod) == ScoreKind::kBiasMask && mod.bias.present() &&
-         has_bias_boxes(mod.bias) && mod.mask.query_stride == 0 && !mod.selects_keys() && !p.dropout.enabled() &&
-         !is_packed(p) && !p.cache.present() && p.head_dim_qk > 0 && p.head_dim_v > 0;
+         has_bias_boxes(mod.bias) && mod.mask.query_stride == 0 && !mod.selects_keys() && !is_packed(p) &&
+         !p.cache.present() && p.head_dim_qk > 0 && p.head_dim_v > 0;
 }
 
 // One flag for each warp of a head.
@@ -39,10 +42,10 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p) {
 // Whether a call has short heads with a bias, longer than what bias-stationary kernels take.
 bool has_short_heads(const attention::AttentionParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  return has_bias_and_key_mask(p) && !p.score_mod.bias.is_relative() && p.visibility.unlimited() &&
-         largest_head_dim(p) <= sm80::kShortBiasHeadDim && lengths.max_seqlen_q > sm80::kBiasStationaryTokens &&
-         lengths.max_seqlen_q <= sm80::kShortBiasTokens && lengths.max_seqlen_k >= kLeastShortBiasKeys &&
-         lengths.max_seqlen_k <= sm80::kShortBiasTokens &&
+  return has_bias_and_key_mask(p) && !p.dropout.enabled() && !p.score_mod.bias.is_relative() &&
+         p.visibility.unlimited() && largest_head_dim(p) <= sm80::kShortBiasHeadDim &&
+         lengths.max_seqlen_q > sm80::kBiasStationaryTokens && lengths.max_seqlen_q <= sm80::kShortBiasTokens &&
+         lengths.max_seqlen_k >= kLeastShortBiasKeys && lengths.max_seqlen_k <= sm80::kShortBiasTokens &&
          has_short_strides(sm80::kShortBiasTokens, {&p.q, &p.k, &p.v});
 }
 
@@ -87,8 +90,9 @@ BackwardPlan plan_backward_short_bias(const BackwardParams& p, const Limits& lim
 
 bool takes_dbias_over_batch(const BackwardParams& p) {
   const attention::BiasGradient& dbias = p.dbias;
+  const bool is_long = p.dropout.enabled() && p.sequences.max_seqlen_q > kMostDroppingQueries;
   return dbias.present() && dbias.per_query && dbias.per_key && !dbias.per_batch && !p.score_mod.bias.is_relative() &&
-         recomputes_by_tiles(p);
+         !is_long && recomputes_by_tiles(p);
 }
 
 bool takes_relative_dbias_over_batch(const BackwardParams& p) {

@@ -58,7 +58,7 @@ bool may_align_bias(const attention::AttentionParams& params, const Limits& limi
 const void* address_of_copy();
 
 // The backward plan of a call with a mask of keys as a key bias, and of one with an aligned copy of its bias. There is
-// none where no kernel would run that such a form is for.
+// none if the plan would choose a kernel that does not need that form.
 std::optional<BackwardPlan> plan_backward_mask_as_bias(const attention::BackwardParams& params, const Limits& limits);
 std::optional<BackwardPlan> plan_backward_aligned_bias(const attention::BackwardParams& params, const Limits& limits);
 

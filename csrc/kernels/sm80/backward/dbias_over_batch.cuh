@@ -13,6 +13,7 @@
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/config/dbias_over_batch.h"
 #include "kernels/epilogue/store_dbias.cuh"
+#include "kernels/score/dropout.cuh"
 #include "kernels/score/key_mask_words.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/launch.cuh"
@@ -48,7 +49,7 @@ __device__ __forceinline__ DbiasPlace dbias_place(const DbiasOverBatchParams& pa
           static_cast<int>(tile - row * params.key_tiles.divisor) * kDbiasTile};
 }
 
-template <class ElementType, int kHeadDim>
+template <class ElementType, int kHeadDim, bool kDrops>
 struct DbiasOverBatchKernel {
   using Element = ElementType;
   static constexpr int kThreads = kDbiasWarps * kWarpSize;
@@ -61,6 +62,7 @@ struct DbiasOverBatchKernel {
   using BiasTile = tile::SharedTile<Element, kDbiasTile, kDbiasTile>;
   using Sums = tile::Accumulator<1, kKeysPerWarp / 8>;
   using Scores = tile::Accumulator<1, kStepKeys / 8>;
+  using Where = ScoreTile<Rows::kQueries, Scores>;
 
   struct alignas(128) Stage {
     Tile q;
@@ -150,6 +152,16 @@ struct DbiasOverBatchKernel {
     for (entry.batch += entries; entry.batch >= batch && !p.dbias.per_head; entry.batch -= batch) ++entry.head;
   }
 
+  // The queries and keys of an entry whose dS is added.
+  struct Pairs {
+    Entry entry;
+    int first_query;
+    int first_key;
+  };
+  __device__ __forceinline__ Pairs pairs_of(const Entry& entry) const {
+    return {entry, place.first_query, place.first_key};
+  }
+
   // The copies are committed with those of the first batch entry.
   __device__ __forceinline__ void load_bias() {
     const attention::BroadcastView& bias = p.score_mod.bias;
@@ -215,6 +227,7 @@ struct DbiasOverBatchKernel {
         statistics[r] = query_statistics<true>(next[r].lse, next[r].delta, next[r].residual);
       ptx::wait_copies<0>();
       __syncthreads();  // the entry's rows have arrived, and no warp reads the other stage any more
+      const Pairs pairs = pairs_of(entry);
       const bool has_next = index + params.num_splits < params.entries;
       int attends_next = 0;
       if (has_next) {
@@ -228,9 +241,9 @@ struct DbiasOverBatchKernel {
       for (int step = 0; step < kKeysPerWarp; step += kStepKeys) {
         const uint32_t word = stage.unmasked[(warp_column() + step) / 32];
         if (word == 0xFFFFFFFFu) {
-          add<false>(stage, statistics, step, word);
+          add<false>(stage, pairs, statistics, step, word);
         } else if (word != 0) {
-          add<true>(stage, statistics, step, word);
+          add<true>(stage, pairs, statistics, step, word);
         }
       }
       if (has_next) store_word(shared.stages[1 - current], attends_next);
@@ -240,15 +253,16 @@ struct DbiasOverBatchKernel {
 
   // Adds dS of kStepKeys keys, of which the mask leaves those in word.
   template <bool kMasked>
-  __device__ __forceinline__ void add(const Stage& stage, const QueryStatistics (&statistics)[Sums::kThreadRows],
-                                      int step, uint32_t word) {
+  __device__ __forceinline__ void add(const Stage& stage, const Pairs& pairs,
+                                      const QueryStatistics (&statistics)[Sums::kThreadRows], int step, uint32_t word) {
     const int first = warp_column() + step;
-    Scores scores;
     Scores gradients;
-    scores.clear();
     gradients.clear();
-    tile::multiply_head_dims(scores, stage.q, warp_row(), stage.k.template rows_from<kStepKeys>(first));
     tile::multiply_head_dims(gradients, stage.dout, warp_row(), stage.v.template rows_from<kStepKeys>(first));
+    if constexpr (kDrops) drop(gradients, pairs, first);  // before S is there, since registers are short
+    Scores scores;
+    scores.clear();
+    tile::multiply_head_dims(scores, stage.q, warp_row(), stage.k.template rows_from<kStepKeys>(first));
     const tile::LeftOperand<BiasTile> bias(shared.bias, warp_row());
     const uint32_t own = own_columns(word);
 #pragma unroll
@@ -272,6 +286,16 @@ struct DbiasOverBatchKernel {
         }
       }
     }
+  }
+
+  // The gradient of dropout. first: the first of the keys in the tile.
+  __device__ __forceinline__ void drop(Scores& gradients, const Pairs& pairs, int first) const {
+    const HeadCoord coord = {sequence_of(pairs.entry.batch), pairs.entry.head, 0};
+    const Where where = {p, coord, pairs.first_query + warp_row(), pairs.first_key + first};
+    const auto rescale = static_cast<float>(p.dropout.rescale);
+    draw_dropout(where, [&](int r, int j, int e, bool kept) {
+      gradients.at(r, j, e) = kept ? gradients.at(r, j, e) * rescale : 0.0f;
+    });
   }
 
   // Makes the sums 0 where position or the bias hides a pair.
@@ -345,9 +369,9 @@ __global__ void __launch_bounds__(Kernel::kThreads)
   Kernel::store(params, place.head, query + 8, key, sum.z, sum.w);
 }
 
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, bool kDrops>
 cudaError_t dbias_over_batch(const DbiasOverBatchParams& params, cudaStream_t stream) {
-  using Kernel = DbiasOverBatchKernel<Element, kHeadDim>;
+  using Kernel = DbiasOverBatchKernel<Element, kHeadDim, kDrops>;
   static_assert(sizeof(typename Kernel::Shared) <= kDbiasSharedBytes);
   const int64_t tiles = params.tiles.divisor;
   const cudaError_t error =

@@ -16,9 +16,9 @@ namespace flash_attn_ext::sm80 {
 
 using RelativeDbiasOverBatchParams = WithBlockDiagonals<DbiasOverBatchParams>;
 
-template <class ElementType, int kHeadDim>
-struct RelativeDbiasOverBatchKernel : DbiasOverBatchKernel<ElementType, kHeadDim> {
-  using Base = DbiasOverBatchKernel<ElementType, kHeadDim>;
+template <class ElementType, int kHeadDim, bool kDrops>
+struct RelativeDbiasOverBatchKernel : DbiasOverBatchKernel<ElementType, kHeadDim, kDrops> {
+  using Base = DbiasOverBatchKernel<ElementType, kHeadDim, kDrops>;
   using Base::kKeysPerWarp;
   using Base::kStepKeys;
   using Base::kThreads;
@@ -123,6 +123,7 @@ struct RelativeDbiasOverBatchKernel : DbiasOverBatchKernel<ElementType, kHeadDim
         statistics[r] = query_statistics<true>(next[r].lse, next[r].delta, next[r].residual);
       ptx::wait_copies<0>();
       __syncthreads();  // the block's rows have arrived, and no warp reads the other stage any more
+      const typename Base::Pairs pairs = this->pairs_of(at_block.entry);
       has_block = advance_block(at_block, blocks, work);
       int attends_next = 0;
       if (has_block) attends_next = start(shared.stages[1 - current], next, at_block, offset);
@@ -131,9 +132,9 @@ struct RelativeDbiasOverBatchKernel : DbiasOverBatchKernel<ElementType, kHeadDim
       for (int step = 0; step < kKeysPerWarp; step += kStepKeys) {
         const uint32_t word = stage.unmasked[(Base::warp_column() + step) / 32];
         if (word == 0xFFFFFFFFu) {
-          this->template add<false>(stage, statistics, step, word);
+          this->template add<false>(stage, pairs, statistics, step, word);
         } else if (word != 0) {
-          this->template add<true>(stage, statistics, step, word);
+          this->template add<true>(stage, pairs, statistics, step, word);
         }
       }
       if (has_block) Base::store_word(shared.stages[1 - current], attends_next);
@@ -200,9 +201,9 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1)
     params.diagonal_sums[work.place_of_sums(params.blocks) * sums_of_cta + threadIdx.x] = sum;
 }
 
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, bool kDrops>
 cudaError_t relative_dbias_over_batch(const RelativeDbiasOverBatchParams& params, cudaStream_t stream) {
-  using Kernel = RelativeDbiasOverBatchKernel<Element, kHeadDim>;
+  using Kernel = RelativeDbiasOverBatchKernel<Element, kHeadDim, kDrops>;
   static_assert(sizeof(typename Kernel::Shared) <= kDbiasSharedBytes);
   const cudaError_t error = common::launch_blocks_early<Kernel>(relative_dbias_over_batch_kernel<Kernel>,
                                                                 params.blocks.num_ctas(), stream, params);

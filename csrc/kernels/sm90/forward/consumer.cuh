@@ -33,14 +33,14 @@ struct TmaBiasMask {
   const Tile* bias;  // in the current stage
   // For the thread's rows: the mask's words for the first tile of keys, or the begins and ends of their intervals.
   const uint32_t* words[2];
-  int2 first[2];        // begin and end of these rows' first interval
-  uint32_t bits[2];     // the mask's bits for the next tile
-  bool has_visible[2];  // whether some of them were set in the work tile
+  int2 first[2];         // begin and end of these rows' first interval
+  uint32_t bits[2];      // the mask's bits for the next tile
+  bool has_unmasked[2];  // whether some of them were set in the work tile
 
   // Prepares a work tile and its first tile of keys. The addresses of the words are cached, since computing them takes
   // many instructions.
   __device__ __forceinline__ void start(const Where& where, bool masked) {
-    has_visible[0] = has_visible[1] = false;
+    has_unmasked[0] = has_unmasked[1] = false;
     if (masked) find_words(where);
     if (!where.p.score_mod.selects_keys()) prepare(where, masked);
   }
@@ -63,10 +63,11 @@ struct TmaBiasMask {
     }
   }
 
-  // Notes which rows see some of a tile's keys. Called before the next tile is prepared.
-  __device__ __forceinline__ void note_visible() {
+  // Keeps track of rows of which the mask hides every key. Called before the next tile is prepared.
+  __device__ __forceinline__ void track_unmasked() {
+    constexpr int kOtherBits = 32 - 32 / kTilesOfWord;  // those of later tiles
 #pragma unroll
-    for (int r = 0; r < 2; ++r) has_visible[r] |= bits[r] != 0;
+    for (int r = 0; r < 2; ++r) has_unmasked[r] |= bits[r] << kOtherBits != 0;
   }
 
   template <bool kAny, class Function>
@@ -157,7 +158,7 @@ struct ForwardConsumer {
   static constexpr bool kClearsOutput = Traits::kConfig.ctas_per_sm > 1;
   static constexpr int kTilesOfSums = 128;  // tiles of keys after which the sums are flushed
   // Whether it keeps track of rows from which a mask hides everything, so that their sum of 0 is known to be right.
-  static constexpr bool kNotesVisible = Traits::kHasBits && Traits::kKeepsFirstMaximum;
+  static constexpr bool kTracksUnmasked = Traits::kHasBits && Traits::kKeepsFirstMaximum;
 
   using BiasMask = std::conditional_t<Traits::kHasBits, TmaBiasMask<Traits>,
                                       std::conditional_t<Traits::kGeneric, PrefetchedBiasMask<Traits>, NoBiasMask>>;
@@ -298,8 +299,8 @@ struct ForwardConsumer {
   template <Rescale kRescale>
   __device__ __forceinline__ void end_rows(const Work& work, bool store_enabled) {
     ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled, [&](int r) {
-      if constexpr (kNotesVisible) {
-        return !bias_mask.has_visible[r];
+      if constexpr (kTracksUnmasked) {
+        return !bias_mask.has_unmasked[r];
       } else {
         return false;
       }
@@ -364,7 +365,7 @@ struct ForwardConsumer {
       if constexpr (Traits::kConfig.late_pv_wait) await_values_after(computed);
     });
     drop(work, n);
-    if constexpr (Traits::kConfig.always_drops()) {
+    if constexpr (always_drops(Traits::kConfig.score)) {
       await_values_after(softmax.total());
     } else if constexpr (kOverlaps && !Traits::kConfig.late_pv_wait) {
       await_values();
@@ -396,7 +397,7 @@ struct ForwardConsumer {
       if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
     if constexpr (Traits::kHasBits) {
-      if constexpr (kNotesVisible) bias_mask.note_visible();
+      if constexpr (kTracksUnmasked) bias_mask.track_unmasked();
       if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
     if constexpr (Traits::kGeneric) {

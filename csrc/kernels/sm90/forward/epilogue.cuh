@@ -89,9 +89,9 @@ struct ForwardEpilogue {
     return static_cast<int>(min(work.coord.sequence.num_queries - query(), int64_t{16}));
   }
 
-  // Writes the LSE and row_max, where stores are enabled. hides_row(r): whether the mask is known to hide every key of
-  // a row. A row that sees nothing has a sum of 0, and is not recomputed. With kNever its maximum is -inf only where it
-  // was in no tile.
+  // Writes the LSE and row_max, where stores are enabled. hides_row(r): whether the mask hides every key that the
+  // thread had of a row; store() combines the threads' votes. A row that sees nothing has a sum of 0, and is not
+  // recomputed. With kNever its maximum is -inf only if the warpgroup saw no tile.
   template <Rescale kRescale, class HidesRow>
   __device__ __forceinline__ RowEnds end_rows(const typename Traits::Softmax& softmax, bool store_enabled,
                                               HidesRow&& hides_row) const {

@@ -97,7 +97,7 @@ struct ForwardTraits {
   using Where = ScoreTile<Rows::kQueries, Scores>;
   // TMA loads a bias beside K where its strides allow it, and a mask is packed into bits. Generic kernels copy both
   // themselves, whatever their strides.
-  static constexpr bool kHasBoxes = kConfig.score == ScoreMode::kBiasMask;
+  static constexpr bool kHasBoxes = reads_bias_boxes(kConfig.score);
   static constexpr bool kHasBits = kConfig.has_bias_or_mask() && !kGeneric;
   using BiasTile =
       std::conditional_t<kHasBoxes, tile::SmemTile<Element, tile::kWarpgroupRows, kConfig.block_n>, NoBiasMask>;

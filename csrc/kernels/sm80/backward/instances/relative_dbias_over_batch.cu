@@ -16,8 +16,12 @@ cudaError_t run_relative_dbias_over_batch(const BackwardParams& p, const Backwar
   return with_element(p.element, /*tf32=*/false, [&](auto element) {
     using Element = decltype(element);
     if constexpr (sizeof(Element) == 2) {
-      return plan.dscore_head_dim == 32 ? relative_dbias_over_batch<Element, 32>(params, stream)
-                                        : relative_dbias_over_batch<Element, 64>(params, stream);
+      const auto run = [&](auto head_dim) {
+        return p.dropout.enabled() ? relative_dbias_over_batch<Element, head_dim(), true>(params, stream)
+                                   : relative_dbias_over_batch<Element, head_dim(), false>(params, stream);
+      };
+      return plan.dscore_head_dim == 32 ? run(std::integral_constant<int, 32>())
+                                        : run(std::integral_constant<int, 64>());
     }
     return cudaErrorInvalidValue;
   });

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "attention/division.h"
+#include "attention/key_bias.h"
 #include "attention/params.h"
 #include "attention/sequence.h"
 #include "kernels/common/repair/repair.h"
@@ -95,17 +96,41 @@ constexpr bool keeps_shift(bool adds_statistics) {
 
 // The number that is subtracted from a head's key bias and from the LSEs of its queries, since the difference of two
 // large numbers would be inexact. It is the LSE of the first query: all queries see the same keys, so their LSEs differ
-// no more than their products with keys do. Beside a larger number than kMost, scores had lost digits in the forward
-// pass, as they do where a mask has the smallest finite number for every key. The reference is NaN then, and also where
-// the first LSE is, and so are the head's gradients, which are computed again (common/repair).
+// no more than their products with keys do. Beyond kMostScore, scores had lost digits in the forward pass. The
+// reference is NaN then, and also where the first LSE is, and so are the head's gradients, which are computed again
+// (common/repair).
+//
+// Except where the first LSE is the bias of the first or the last key, and dominates q.k. The forward pass has then
+// weighed keys by their bias only, and so does this pass: S is ignored, and the LSE of a query is this number and a
+// residual that is the same for all queries.
 struct KeyBiasReference {
-  static constexpr float kMost = 0x1p14f;
+  float value;
+  bool is_dominant;
 
-  __device__ __forceinline__ static float of(const attention::BackwardParams& p, int64_t batch, int64_t head,
-                                             int64_t first_query) {
+  // num_keys: those that the head's bias has.
+  template <class Element>
+  __device__ __forceinline__ static KeyBiasReference of(const attention::BackwardParams& p, int64_t batch, int64_t head,
+                                                        int64_t first_query, int64_t num_keys) {
     const float lse = *p.lse.at<const float>(batch, head, first_query);
-    if (lse == -INFINITY) return 0.0f;
-    return fabsf(lse) <= kMost ? lse : NAN;
+    if (lse == -INFINITY) return {0.0f, false};
+    if (fabsf(lse) <= attention::kMostScore) return {lse, false};
+    const bool is_dominant = fabsf(lse) >= attention::kLeastDominant && fabsf(lse) < INFINITY &&
+                             is_of_an_end<Element>(p, batch, head, num_keys, lse);
+    return {is_dominant ? lse : NAN, is_dominant};
+  }
+
+  // An LSE, less the reference.
+  __device__ __forceinline__ float subtract_from(float lse) const {
+    return is_dominant && lse != -INFINITY ? 0.0f : lse - value;
+  }
+
+ private:
+  template <class Element>
+  __device__ __forceinline__ static bool is_of_an_end(const attention::BackwardParams& p, int64_t batch, int64_t head,
+                                                      int64_t num_keys, float lse) {
+    const attention::BroadcastView& bias = p.score_mod.bias;
+    const auto* const row = static_cast<const Element*>(bias.data) + bias.offset({batch, head, 0, 0});
+    return static_cast<float>(row[0]) == lse || static_cast<float>(row[num_keys - 1]) == lse;
   }
 };
 
@@ -220,9 +245,10 @@ struct KeyStationaryArguments {
     float kept_factor;  // with dropout: 1 / (1 - p), divided by 2^weight_shift
     float cap_log2e;    // with a softcap: it times log2(e)
   };
-  const int32_t* keys_before_padding;  // of each batch entry, where a key bias may hide keys at its end; or null
+  const int32_t* keys_before_padding;  // of each batch entry, before those that a key bias hides at its end; or null
 
-  // A batch entry, without such keys: count_keys_before_padding has zeroed their dK and dV.
+  // A batch entry, without the keys that a key bias hides at its end. count_keys_before_padding has zeroed the
+  // gradients of these.
   __device__ __forceinline__ attention::Sequence sequence(int64_t batch) const {
     attention::Sequence sequence = params.sequences.at(batch);
     if (keys_before_padding != nullptr) sequence.num_keys = keys_before_padding[batch];

@@ -106,7 +106,7 @@ struct DqWarpgroup {
     dscore_state.advance();
   }
 
-  // Draws dropout of a later iteration into its stage of dS, which the warpgroup has emptied.
+  // Draws dropout of a later iteration, for which the warpgroup has emptied the stage.
   __device__ __forceinline__ void draw(const KeyTileWork& work) {
     shared.q_pipeline.consumer_wait(draw_state);
     const QueryIteration& at = shared.iteration(draw_state);
@@ -123,7 +123,7 @@ struct DqWarpgroup {
                                                              warp);
     sync_dq_warpgroup();  // no GEMM reads the stage any more
     for (int i = 0; i < 2; ++i) {
-      ptx::store_shared(DscoreKeys<Traits>(shared.dscores[draw_state.stage], 2 * warp + i).word_address(), words[i]);
+      ptx::store_shared(address_of_draws(shared, draw_state.stage, 2 * warp + i), words[i]);
     }
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.dscore_pipeline.empty[draw_state.stage]);

@@ -67,10 +67,20 @@ struct DscoreKeys {
   }
 };
 
+// The address of the lane's word of draws, for a warp of the key warpgroups.
+template <class Traits>
+__device__ __forceinline__ uint32_t address_of_draws(const KeyStationaryShared<Traits>& shared, int stage, int warp) {
+  if constexpr (Traits::kHasDraws) {
+    return ptx::shared_address(&shared.draws[stage][warp][tile::lane()]);
+  } else {
+    return DscoreKeys<Traits>(shared.dscores[stage], warp).word_address();
+  }
+}
+
 // Which weights of an iteration dropout keeps (attention/dropout.h): a bit for each score that a thread of the key
 // warpgroups holds. The dQ warpgroup draws the bits between its GEMMs, while the key warpgroups compute earlier
-// iterations. The bits lie where dS of the iteration will be. A warp of the key warpgroups reads those among its own 16
-// keys before it writes dS there.
+// iterations. The bits lie where dS of the iteration will be, unless a bias lies there. A warp of the key warpgroups
+// reads those among its own 16 keys before it writes dS there.
 //
 // Bit 16 h + 8 e + 2 b + r belongs to element e of row r in column tile 2 b + h. A call of Philox draws for both h and
 // both r of a block b of 16 queries, and for two warps whose keys are neighbours.
@@ -81,7 +91,7 @@ struct KeptScores {
 
   uint32_t bits;
 
-  __device__ __forceinline__ void read(const DscoreKeys<Traits>& own) { bits = ptx::load_shared(own.word_address()); }
+  __device__ __forceinline__ void read(uint32_t address) { bits = ptx::load_shared(address); }
 
   // Dropped elements become 0. After the shift, the bits of two pairs of elements are the signs of four bytes.
   __device__ __forceinline__ void keep(tile::PackedRows<Traits::kQueries>& packed) const {

@@ -95,8 +95,20 @@ struct KeyScores {
   }
 
   // bias: of the thread's key of row r.
-  __device__ __forceinline__ void add_key_bias(int r, float bias) {
-    of_keys[r] = fmaf(bias, kLog2e, Traits::kConfig.adds_statistics ? args.shift : 0.0f);
+  __device__ __forceinline__ void add_key_bias(int r, float bias, float shift) {
+    of_keys[r] = fmaf(bias, kLog2e, shift);
+  }
+
+  // Makes S so small that it changes no weight. An infinity that hides a key or a query stays one.
+  __device__ __forceinline__ static void ignore(Scores& scores) {
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) scores.at(r, j, e) *= 0x1p-100f;
+      }
+    }
   }
 
   // With a softcap, c tanh(scale s / c) = c (1 + y), where y = -2 / (1 + exp(2 scale s / c)). S -> y.
@@ -183,9 +195,9 @@ struct KeyScores {
     }
   }
 
-  // P of dropped weights becomes 0. own: where the draws are.
-  __device__ __forceinline__ void drop(Packed& p, const DscoreKeys<Traits>& own) {
-    kept.read(own);
+  // P of dropped weights becomes 0.
+  __device__ __forceinline__ void drop(Packed& p, uint32_t address_of_draws) {
+    kept.read(address_of_draws);
     kept.keep(p);
   }
 

@@ -181,12 +181,13 @@ struct KeyWarpgroup {
 
   // Keys that the sequence does not have take the bias of its last key. hide() has made their scores -inf.
   __device__ __forceinline__ void add_key_bias(const KeyTileWork& work, const KeyBiasIteration& iteration) {
+    if (uniform(iteration.ignores_scores) != 0) to_gradients.ignore(scores);
     const auto* const of_head = static_cast<const Element*>(iteration.of_head);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       const int key = work.contributor.tile * Traits::kKeys + warp_row() + Scores::row(r);
       const auto of_key = static_cast<float>(of_head[min(key, work.contributor.num_keys - 1)]);
-      to_gradients.add_key_bias(r, of_key - iteration.reference);
+      to_gradients.add_key_bias(r, of_key - iteration.reference, iteration.shift);
     }
   }
 
@@ -204,7 +205,7 @@ struct KeyWarpgroup {
   // they are not awaited any earlier.
   __device__ __forceinline__ void drop() {
     wait_for_stage();
-    to_gradients.drop(p, own_dscores());
+    to_gradients.drop(p, address_of_draws(shared, state.stage, key_warp()));
   }
 
   // Waits until the stage of dS is empty. With dropout it also waits for the draws in it, and so in the first round,
@@ -284,8 +285,10 @@ struct KeyWarpgroup {
     finish_dscores();
   }
   __device__ __forceinline__ DscoreKeys<Traits> own_dscores() const {
-    return {shared.dscores[state.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize};
+    return {shared.dscores[state.stage], key_warp()};
   }
+  // The warp's index among those of the key warpgroups.
+  __device__ __forceinline__ static int key_warp() { return tile::warp() - tile::kWarpgroupSize / tile::kWarpSize; }
   __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
     consumer_release(shared.dscore_pipeline.full[state.stage]);

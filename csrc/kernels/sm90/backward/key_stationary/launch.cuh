@@ -138,7 +138,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
     args.mask.ctas = static_cast<int>(plan.persistent_ctas);
   }
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
-  if (error == cudaSuccess && config.score == ScoreMode::kBiasMask)
+  if (error == cudaSuccess && reads_bias_boxes(config.score))
     error = make_bias_map(args.bias, p, parts.bias_boxes.in<void>(workspace));
   if (error == cudaSuccess && keys_before_padding != nullptr)
     error = common::count_keys_before_padding(p, keys_before_padding, stream);

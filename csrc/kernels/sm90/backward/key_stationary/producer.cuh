@@ -248,7 +248,16 @@ struct KeyStationaryProducer {
 
   __device__ __forceinline__ void describe_key_bias(const KeyTileWork& work, KeyBiasIteration& to) const {
     const attention::BroadcastView& bias = args.params.score_mod.bias;
-    to.reference = KeyBiasReference::of(args.params, work.batch, to.head, work.query_begin);
+    const KeyBiasReference reference = KeyBiasReference::of<typename Traits::Element>(
+        args.params, work.batch, to.head, work.query_begin, work.contributor.num_keys);
+    to.reference = reference.value;
+    to.ignores_scores = reference.is_dominant;
+    to.shift = Traits::kConfig.adds_statistics ? args.shift : 0.0f;
+    // What the GEMM adds to S is ignored, too, so that the residual is in the shift.
+    const attention::StatisticView& residuals = args.params.lse_residual;
+    if (reference.is_dominant && Traits::kConfig.adds_statistics && residuals.present()) {
+      to.shift -= kLog2e * *residuals.at<const float>(work.batch, to.head, work.query_begin);
+    }
     to.of_head = static_cast<const typename Traits::Element*>(bias.data) + bias.offset({work.batch, to.head, 0, 0});
   }
 
@@ -291,7 +300,11 @@ struct KeyStationaryProducer {
     }
     if constexpr (Traits::kBiased) {
       // The bias is where the iteration's dS will be. That stage is empty soon after the one of Q.
-      shared.dscore_pipeline.producer_acquire(q_state);
+      if constexpr (Traits::kDrops) {  // it is signalled when the draws are there, so the first round waits, too
+        ptx::wait(shared.dscore_pipeline.empty[q_state.stage], q_state.parity);
+      } else {
+        shared.dscore_pipeline.producer_acquire(q_state);
+      }
       const int query = to.query_tile * Traits::kQueries;
       shared.dscores[q_state.stage].copy(
           args.bias.map, dout_full,

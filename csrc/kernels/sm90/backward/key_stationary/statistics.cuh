@@ -78,8 +78,12 @@ struct Statistics {
   __device__ __forceinline__ float relative_to_key_bias(float lse, int64_t query, bool exists) const {
     const attention::BackwardParams& p = args.params;
     if (!p.score_mod.bias.is_of_keys()) return lse;
-    const float reference = KeyBiasReference::of(p, sequence.batch, at.head, sequence.query_begin);
-    return (lse - reference) + residual(at.head, query, exists);
+    const KeyBiasReference reference =
+        KeyBiasReference::of<Element>(p, sequence.batch, at.head, sequence.query_begin, sequence.num_keys);
+    const float rest = residual(at.head, query, exists);
+    // Where q.k is infinite for some keys, queries may differ. Their gradients are computed again.
+    if (reference.is_dominant && exists && rest != residual(at.head, sequence.query_begin, true)) return NAN;
+    return reference.subtract_from(lse) + rest;
   }
 
   // The statistics of a query that sees no key, or does not exist, make its P vanish without a branch.

@@ -40,6 +40,8 @@ struct AlibiIteration : QueryIteration {
 // The same with a key bias.
 struct KeyBiasIteration : QueryIteration {
   float reference;      // KeyBiasReference
+  float shift;          // of the exponents
+  bool ignores_scores;  // the reference is dominant
   const void* of_head;  // its bias
 };
 
@@ -54,10 +56,13 @@ struct KeyStationaryTraits {
   static constexpr KeyStationaryConfig kConfig = kConfigValue;
   static constexpr HeadDims kDims = kConfig.dims;
   static constexpr KeyStationaryTile kTile = kConfig.tile;
-  static constexpr bool kMasked = kConfig.score == ScoreMode::kMask;
+  static constexpr bool kMasked = kConfig.score == ScoreMode::kMask || kConfig.score == ScoreMode::kMaskDropout;
   static constexpr bool kKeyBias = kConfig.score == ScoreMode::kKeyBias || kConfig.score == ScoreMode::kKeyBiasDropout;
-  static constexpr bool kDrops = kConfig.score == ScoreMode::kDropout || kConfig.score == ScoreMode::kKeyBiasDropout;
-  static constexpr bool kBiased = kConfig.score == ScoreMode::kBiasMask;  // without a mask
+  static constexpr bool kDrops = always_drops(kConfig.score);
+  static_assert(!kDrops || !kConfig.adds_statistics);
+  static constexpr bool kBiased = reads_bias_boxes(kConfig.score);  // without a mask
+  // The bias occupies the stage of dS, so the draws need memory of their own.
+  static constexpr bool kHasDraws = kBiased && kDrops;
   static constexpr bool kAlibi = kConfig.score == ScoreMode::kCausalAlibi;
   static_assert(!kAlibi || kConfig.adds_statistics);
   static constexpr bool kCapped = kConfig.score == ScoreMode::kSoftcap;
@@ -155,8 +160,10 @@ struct KeyStationaryShared {
   tile::PipelineBarriers<kWorkStages> work_pipeline;
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
   int arrived[Traits::kWarpgroups];  // combine_partials
-  struct NoBounds {};
-  [[no_unique_address]] std::conditional_t<Traits::kMasked, IntervalBounds[kStages], NoBounds> bounds;
+  struct None {};
+  [[no_unique_address]] std::conditional_t<Traits::kMasked, IntervalBounds[kStages], None> bounds;
+  using Draws = uint32_t[kStages][kComputingWarps][tile::kWarpSize];
+  [[no_unique_address]] std::conditional_t<Traits::kHasDraws, Draws, None> draws;
 
   __device__ __forceinline__ typename Traits::Iteration& iteration(const QueryState& state) {
     return iterations[state.parity * kStages + state.stage];

@@ -164,10 +164,10 @@ struct SingleTileConsumer {
   }
 
   __device__ __forceinline__ void finish(const ResultRows& rows) {
-    const bool needs_recompute = store_result<Traits>(args, rows, out, softmax, shared.out[warpgroup]);
+    const Repair repair = store_result<Traits>(args, rows, out, softmax, shared.out[warpgroup]);
     if (tile::lane() == 0) {
-      *rows.nan_flag = needs_recompute;
-      if (needs_recompute) shared.any_flagged[result_warp()] = true;
+      *rows.repair_flag = static_cast<uint8_t>(repair);
+      if (repair != Repair::kNone) shared.any_flagged[result_warp()] = true;
     }
     __syncwarp();
   }

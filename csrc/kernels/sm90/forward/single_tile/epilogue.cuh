@@ -1,6 +1,7 @@
 // The epilogue of a tile of queries: O / l and the LSE of a warp's 16 rows, and which rows are recomputed.
 #pragma once
 
+#include "attention/key_bias.h"
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/single_tile/traits.h"
@@ -16,8 +17,8 @@ __device__ __forceinline__ int own_row(int query_tile) {
   return query_tile * tile::kWarpgroupRows + tile::warp() % 4 * 16;
 }
 
-__device__ __forceinline__ uint8_t* nan_flag(const SingleTileArguments& args, const WorkTile& work_tile,
-                                             int query_tile) {
+__device__ __forceinline__ uint8_t* repair_flag(const SingleTileArguments& args, const WorkTile& work_tile,
+                                                int query_tile) {
   return args.nan_flags + (int64_t{work_tile.index} * args.query_tiles + query_tile) * 4 + tile::warp() % 4;
 }
 
@@ -27,7 +28,7 @@ struct ResultRows {
   int head;
   int row;    // in the tensors
   int count;  // the rows that exist; may exceed 16
-  uint8_t* nan_flag;
+  uint8_t* repair_flag;
 };
 
 __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& args, const WorkTile& work_tile,
@@ -38,19 +39,19 @@ __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& arg
           .head = static_cast<int>(work_tile.coord.head),
           .row = static_cast<int>(sequence.query_begin) + first,
           .count = static_cast<int>(sequence.num_queries) - first,
-          .nan_flag = nan_flag(args, work_tile, query_tile)};
+          .repair_flag = repair_flag(args, work_tile, query_tile)};
 }
 
 // Whether a row has seen keys, and its maximum is farther from 0 than kMostScore.
 __device__ __forceinline__ bool is_too_large(float m, float scale) {
-  return m != -INFINITY && fabsf(m * scale) > kMostScore;
+  return m != -INFINITY && fabsf(m * scale) > attention::kMostScore;
 }
 
-// Returns whether the warp's rows are recomputed.
+// Returns whether the warp's rows are repaired, and why.
 template <class Traits>
-__device__ __forceinline__ bool store_result(const SingleTileArguments& args, const ResultRows& rows,
-                                             typename Traits::Output& out, const RowSoftmax<false>& softmax,
-                                             typename Traits::OutTile& staging) {
+__device__ __forceinline__ Repair store_result(const SingleTileArguments& args, const ResultRows& rows,
+                                               typename Traits::Output& out, const RowSoftmax<false>& softmax,
+                                               typename Traits::OutTile& staging) {
   using Element = typename Traits::Element;
   const attention::ForwardParams& p = args.params;
   const auto scale = static_cast<float>(p.score_mod.scale);
@@ -83,10 +84,48 @@ __device__ __forceinline__ bool store_result(const SingleTileArguments& args, co
   if (tile::lane() == 0) ptx::wait_until_read();  // the staging of the preceding tile
   __syncwarp();
   const ptx::TmaCoordinate at = {.column = 0, .row = rows.row, .head = rows.head, .batch = rows.batch};
-  const bool is_inexact = Traits::kKeyBias && p.score_mod.bias.present() &&
-                          (is_too_large(softmax.m[0], scale) || is_too_large(softmax.m[1], scale));
-  return __any_sync(0xFFFFFFFFu,
-                    tma_store_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16) | is_inexact);
+  // In a packed batch the rows behind a sequence are those of the next one, of which nothing here may depend.
+  const auto is_inexact_row = [&](int r) {
+    return Traits::Output::row(r) < rows.count && is_too_large(softmax.m[r], scale);
+  };
+  const bool is_not_finite = tma_store_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16);
+  if (__any_sync(0xFFFFFFFFu, is_not_finite)) return Repair::kNotFinite;
+  if (!Traits::kKeyBias || !p.score_mod.bias.present()) return Repair::kNone;
+  const bool is_inexact = is_inexact_row(0) || is_inexact_row(1);
+  return __any_sync(0xFFFFFFFFu, is_inexact) ? Repair::kLargeScores : Repair::kNone;
+}
+
+// The bias of a head's keys, where it is the same for all that it does not hide, and dominates q.k; else 0. bias: the
+// head's row.
+template <class Element>
+__device__ __forceinline__ float find_dominant_bias(const Element* bias, int num_keys) {
+  float lowest = INFINITY;
+  float largest = -INFINITY;
+#pragma unroll 1
+  for (int key = tile::lane(); key < num_keys; key += tile::kWarpSize) {
+    const auto own = static_cast<float>(bias[key]);
+    if (own == -INFINITY) continue;
+    lowest = fminf(lowest, own);
+    largest = fmaxf(largest, own);
+  }
+  largest = common::maximum_over_warp(largest);
+  const bool is_same = largest == -common::maximum_over_warp(-lowest);
+  return is_same && fabsf(largest) >= attention::kLeastDominant ? largest : 0.0f;
+}
+
+// Replaces the LSE of rows that weigh keys by such a bias. The rest is right: O is a mean of v, and the residual is the
+// logarithm of the number of keys. But the bias was divided by the scale, and numbers below KeyBiasWriter::kLowest were
+// raised.
+__device__ __forceinline__ void replace_lse(const attention::ForwardParams& p, const common::HeadRows& head, int first,
+                                            int end, float bias) {
+  const int query = first + tile::lane();
+  if (query >= end) return;
+  const auto at = [&](const attention::StatisticView& view) {
+    return view.at<float>(head.sequence.batch, head.head, head.sequence.query_begin + query);
+  };
+  if (*at(p.lse) == -INFINITY) return;  // q.k is -inf for all keys
+  *at(p.lse) = bias;
+  if (p.row_max.present()) *at(p.row_max) = bias;
 }
 
 // Rows with a non-finite result are recomputed without tensor cores, since the result may be 0 times a NaN or infinity
@@ -107,9 +146,22 @@ __device__ __forceinline__ void repair_flagged(const SingleTileArguments& args, 
     const common::HeadRows head = common::head_rows(p, sequence, work_tile.coord.head);
 #pragma unroll 1
     for (; query_tile < work_tile.query_tiles; query_tile += Traits::kConfig.warpgroups) {
-      if (*nan_flag(args, work_tile, query_tile) == 0) continue;
+      const auto repair = static_cast<Repair>(*repair_flag(args, work_tile, query_tile));
+      if (repair == Repair::kNone) continue;
       const int first = first_query + own_row(query_tile);
       const int end = min(first + 16, static_cast<int>(sequence.num_queries));
+      if constexpr (Traits::kKeyBias) {
+        if (repair == Repair::kLargeScores && p.sink == nullptr) {
+          const attention::BroadcastView& view = p.score_mod.bias;
+          const auto* const of_head =
+              static_cast<const typename Traits::Element*>(view.data) + view.offset({sequence.batch, head.head, 0, 0});
+          const float bias = find_dominant_bias(of_head, static_cast<int>(sequence.num_keys));
+          if (bias != 0.0f) {
+            replace_lse(p, head, first, end, bias);
+            continue;
+          }
+        }
+      }
 #pragma unroll 1
       for (int query = first; query < end; ++query) {
         common::compute_forward_row<typename Traits::Element>(p, head, query, {});

@@ -135,8 +135,8 @@ struct KeyBiasWriter {
   }
 
  private:
-  // What numbers are raised to. In bfloat16 the parts of an augmented column, and their sum, are finite then. Rows that
-  // see nothing else are recomputed (kMostScore). In float16 they are not finite, and the column adds NaN.
+  // What numbers of bfloat16 are raised to, so that the parts of an augmented column, and their sum, are finite. Rows
+  // that see nothing else are recomputed (kMostScore). Finite numbers of float16 are never as low.
   static constexpr float kLowest = -0x1p126f;
 
   __device__ __forceinline__ int key_of(int i) const { return warp * tile::kWarpSize + tile::lane() + i * kStep; }

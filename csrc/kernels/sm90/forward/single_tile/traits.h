@@ -75,10 +75,12 @@ struct SingleTileTraits {
   using KeyBias = tile::AugmentedColumns<Element, kKeys>;  // divided by the scale
 };
 
-// Beside a larger bias than this, the product of a query and a key loses too many digits of its sum with it. So rows
-// whose maximum is farther from 0 are recomputed. A row of padding is one where all keys have the smallest finite
-// number.
-inline constexpr float kMostScore = 0x1p12f;
+// Why a warp's rows are repaired.
+enum class Repair : uint8_t {
+  kNone,
+  kLargeScores,  // a maximum is farther from 0 than kMostScore
+  kNotFinite,    // a result is not finite
+};
 
 // A work tile takes one stage of K and V; each warpgroup has a pipeline of queries of its own.
 template <class Traits>
