@@ -171,7 +171,7 @@ BACKWARD_SM90 = [
         hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=128),
         dict(kernel=KEY_STATIONARY, score_mode="mask and dropout", pre_signals_dq=True),
     ),
-    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=192), dict(kernel="materialise P and dS")),
+    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=192), dict(kernel="materialise P and dS with dQ")),
     (
         hopper({"softcap": 9.0}, bias=SQUARE, wanted=WITH_BIAS),
         dict(kernel=TWO_PASS, delta="within another kernel", dbias="from recomputed dS"),

@@ -24,7 +24,7 @@ FORWARD = [
     (dict(d=128, size=64, options={"wants_row_max": True}), dict(score_mode="mask", tile=(128, 128))),
     (dict(bias=(1, 16, LONG, LONG)), dict(score_mode="bias and mask")),
     (dict(options={"softcap": 9.0}), dict(score_mode="generic")),
-    (dict(options={"dropout_p": 0.1}), dict(score_mode="generic")),
+    (dict(options={"dropout_p": 0.1}), dict(score_mode="mask and dropout")),
     (dict(mask=(8, 1, 1, LONG)), dict(score_mode="generic")),
     (dict(intervals=(1, 1, LONG, 8)), dict(score_mode="mask", tile=(128, 128))),
 ]

@@ -35,7 +35,7 @@ FORWARD = [
     (dict(bias=(1, 16, LONG, LONG)), dict(score_mode="bias and mask")),
     (dict(bias=(1, 16, 1, LONG)), dict(score_mode="generic")),
     (dict(options={"softcap": 9.0}), dict(score_mode="generic")),
-    (dict(options={"dropout_p": 0.1}), dict(score_mode="generic")),
+    (dict(options={"dropout_p": 0.1}), dict(score_mode="mask and dropout")),
     (dict(mask=(8, 1, 1, LONG)), dict(score_mode="generic")),  # bits of both would be as many as pairs
 ]
 BACKWARD = [

@@ -142,7 +142,8 @@ FORWARD = [
     (Call(64, bias=(1, 16, 64, 64)), PORTABLE),
     (Call(72, bias=(1, 16, 72, 72)), HOPPER),
     (padded(65, options=DROPOUT), HOPPER),  # the mask is written as a bias
-    (padded(256, options=DROPOUT | CAUSAL), PORTABLE),
+    (padded(64, options=DROPOUT | CAUSAL), PORTABLE),
+    (padded(65, options=DROPOUT | CAUSAL), HOPPER),
     # What everything else takes.
     (Call(256, slopes=True), PORTABLE),
     (Call(257, slopes=True), HOPPER),

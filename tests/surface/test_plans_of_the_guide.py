@@ -64,21 +64,29 @@ CALLS = {
         {"slopes": True, "options": {"window": (256, 9)}},
         {"slopes": True, "wanted": WITH_SLOPES},
     ),
-    "dropout beside a mask of keys, where every query sees every key": (
+    "dropout beside a mask, intervals or lists of blocks": (
         DROPOUT | {"mask": KEYS},
-        DROPOUT | {"mask": OF_ENTRIES, "d": 128},
-    ),
-    "dropout beside another mask, a softcap beside a mask": (
+        DROPOUT | {"mask": OF_ENTRIES},
         DROPOUT | {"mask": PAIRS},
-        SOFTCAP | {"mask": OF_ENTRIES},
+        DROPOUT | {"block_lists": LISTS},
+        DROPOUT | {"intervals": INTERVALS},
     ),
-    "intervals or lists of blocks beside a mask, dropout or a softcap": (
+    "dropout beside a bias for each query and key, without gradient, or with one of up to 1024 queries that all batch "
+    "entries share, up to head dim 64": (
+        DROPOUT | {"bias": PAIRS, "d": 64},
+        DROPOUT | {"bias": (1, 16, 1024, LENGTH), "sq": 1024, "sk": LENGTH, "d": 64, "wanted": WITH_BIAS},
+    ),
+    "dropout beside other biases for each query and key": (
+        DROPOUT | {"bias": PAIRS, "d": 128},
+        DROPOUT | {"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS},
+        DROPOUT | {"bias": PAIRS, "wanted": WITH_BIAS},
+    ),
+    "a softcap beside a mask": (SOFTCAP | {"mask": OF_ENTRIES}, SOFTCAP | {"mask": PAIRS}),
+    "intervals or lists of blocks beside a mask or a softcap": (
         {"block_lists": LISTS, "mask": PAIRS},
-        {"block_lists": LISTS} | DROPOUT,
         {"block_lists": LISTS} | SOFTCAP,
         {"intervals": INTERVALS, "mask": PAIRS},
         {"intervals": INTERVALS, "mask": OF_ENTRIES},
-        {"intervals": INTERVALS} | DROPOUT,
         {"intervals": INTERVALS} | SOFTCAP,
     ),
     "a bias table by distance, with or without gradient": (
@@ -119,7 +127,8 @@ def kernel_of(plan) -> str:
 
 def on_hopper(arguments: dict, **more) -> Call:
     arguments = more | arguments
-    return Call(LENGTH, **arguments | {"options": {"backend": "sm90"} | arguments.get("options", {})})
+    options = {"backend": "sm90"} | arguments.get("options", {})
+    return Call(**{"sq": LENGTH} | arguments | {"options": options})
 
 
 def test_every_row_has_calls():

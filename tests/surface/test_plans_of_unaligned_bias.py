@@ -23,11 +23,17 @@ COPIED = [
         WARP_SPECIALISED,
         TWO_PASS,
     ),
+    (
+        dict(sq=500, sk=501, bias=(1, 16, 500, 501), options={"dropout_p": 0.1}, wanted=WITH_BIAS),
+        16 * 500 * 504 * 2,
+        WARP_SPECIALISED,
+        KEY_STATIONARY,
+    ),
     (dict(sq=200, sk=230, bias=(1, 16, 200, 230), d=32), 16 * 200 * 232 * 2, SHORT_BIAS, SHORT_BIAS),
 ]
 READ_IN_PLACE = [
     dict(sq=500, sk=504, bias=(1, 16, 500, 504)),
-    dict(sq=500, sk=501, bias=(1, 16, 500, 501), options={"dropout_p": 0.1}),
+    dict(sq=500, sk=501, bias=(1, 16, 500, 501), options={"softcap": 9.0}),
     dict(sq=500, sk=501, bias=(1, 16, 500, 501), d=192),
     dict(sq=500, sk=501, bias=(1, 16, 500, 1)),
     dict(sq=500, sk=501, bias=(1, 16, 1, 501)),
