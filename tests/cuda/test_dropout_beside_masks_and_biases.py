@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, Inputs, make_inputs, without_dbias
 from support.checks import check_drawn, check_hidden_keys, check_hidden_tiles, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
@@ -78,10 +78,6 @@ GRADIENTS_OF_BIASES = [
     for d, bias in ((64, "1hqk"), (32, "11qk"), (64, "bhqk"))
     for options in (dict(), dict(causal="top_left"), dict(mask="b11k", padding=True))
 ]
-
-
-def without_dbias(inputs: Inputs) -> Inputs:
-    return inputs.replace(differentiable=("q", "k", "v", "sink"))
 
 
 @over_16_bits

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, Inputs, make_inputs, without_dbias
 from support.checks import check_case, check_drawn, check_hidden_keys, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed, run_packed
@@ -104,10 +104,6 @@ MASKS_BESIDE_VISIBILITY = [
     for d, sq, sk in ((64, 100, 100), (64, 129, 160), (128, 90, 120))
     for visible in (dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(9, 30)))
 ]
-
-
-def without_dbias(inputs: Inputs) -> Inputs:
-    return inputs.replace(differentiable=("q", "k", "v", "sink"))
 
 
 @over_16_bits

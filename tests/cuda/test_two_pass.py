@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flash_attn_ext
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, Inputs, make_inputs, without_dbias
 from support.checks import (
     SM_COUNT_SWITCH,
     check_case,
@@ -206,7 +206,7 @@ def test_biases_of_whole_rows(case, dtype, gpu):
 @over_cases(FLOAT32_BIASES)
 def test_float32_biases_without_a_gradient(case, dtype, gpu):
     def draw(seed: int) -> Inputs:
-        return make_inputs(case, dtype, "cuda", seed).replace(differentiable=("q", "k", "v", "sink"))
+        return without_dbias(make_inputs(case, dtype, "cuda", seed))
 
     check_drawn(draw, gpu)
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, Inputs, make_inputs, without_dbias
 from support.checks import check_drawn, check_hidden_keys, check_inputs, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
@@ -46,10 +46,6 @@ PACKED = [
     for d in (64, 128)
     for bias, options in (("b11k", {}), ("1h1k", dict(dropout_p=0.2)))
 ]
-
-
-def without_dbias(inputs: Inputs) -> Inputs:
-    return inputs.replace(differentiable=("q", "k", "v", "sink"))
 
 
 @over_16_bits

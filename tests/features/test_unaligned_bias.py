@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, Inputs, make_inputs, without_dbias
 from support.checks import check_drawn, check_hidden_keys, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
@@ -74,7 +74,7 @@ def test_lengths_that_are_no_multiples_of_8(case, dtype, backend):
 @over_cases([CASES[0], *for_gpus(CASES[1::5])])
 def test_without_the_gradient_of_the_bias(case, dtype, backend):
     def draw(seed: int) -> Inputs:
-        return make_inputs(case, dtype, backend.device, seed).replace(differentiable=("q", "k", "v", "sink"))
+        return without_dbias(make_inputs(case, dtype, backend.device, seed))
 
     check_drawn(draw, backend)
 

@@ -200,6 +200,11 @@ def draw_blocks(numbers: torch.Tensor, keep: float) -> tuple[torch.Tensor, torch
     return counts.int(), torch.where(is_listed, indices, -7).int()
 
 
+def without_dbias(inputs: Inputs) -> Inputs:
+    """The inputs, of which a bias gets no gradient. It takes other kernels on a GPU."""
+    return inputs.replace(differentiable=("q", "k", "v", "sink"))
+
+
 def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0, draw_on: str = "cpu") -> Inputs:
     """Drawn on the CPU in float64 from one seeded generator, so that every dtype and device rounds the same numbers.
 

@@ -84,7 +84,7 @@ __device__ __forceinline__ Repair store_result(const SingleTileArguments& args, 
   if (tile::lane() == 0) ptx::wait_until_read();  // the staging of the preceding tile
   __syncwarp();
   const ptx::TmaCoordinate at = {.column = 0, .row = rows.row, .head = rows.head, .batch = rows.batch};
-  // In a packed batch the rows behind a sequence are those of the next one, of which nothing here may depend.
+  // In a packed batch the rows behind a sequence are those of the next one, on which nothing here may depend.
   const auto is_inexact_row = [&](int r) {
     return Traits::Output::row(r) < rows.count && is_too_large(softmax.m[r], scale);
   };
