@@ -114,7 +114,8 @@ struct KeyBiasReference {
     const float lse = *p.lse.at<const float>(batch, head, first_query);
     if (lse == -INFINITY) return {0.0f, false};
     if (fabsf(lse) <= attention::kMostScore) return {lse, false};
-    const bool is_dominant = fabsf(lse) >= attention::kLeastDominant && fabsf(lse) < INFINITY &&
+    // A sequence without keys has the LSE of its sink, and no bias to read.
+    const bool is_dominant = fabsf(lse) >= attention::kLeastDominant && fabsf(lse) < INFINITY && num_keys > 0 &&
                              is_of_an_end<Element>(p, batch, head, num_keys, lse);
     return {is_dominant ? lse : NAN, is_dominant};
   }
