@@ -185,7 +185,9 @@ BACKWARD = [
     (Call(136, bias=(1, 16, 136, 136), mask=(1, 1, 1, 136)), HOPPER),
     (Call(256, options={"softcap": 9.0}), PORTABLE),
     (Call(257, options={"softcap": 9.0}), HOPPER),
-    (Call(16, 512, mask=(8, 1, 1, 512)), PORTABLE),  # dQ is split-KV there
+    (Call(16, 512, mask=(8, 1, 1, 512)), HOPPER),
+    (Call(16, 512, key_heads=4, mask=(8, 1, 1, 512)), PORTABLE),  # dQ is split-KV there
+    (Call(16, 512, intervals=(8, 1, 16, 2)), PORTABLE),
     (Call(16, d=256), HOPPER),
     (Call(16, 512, d=256), PORTABLE),
     (Call(64, d=160), PORTABLE),  # bias-stationary

@@ -239,7 +239,7 @@ def test_the_keys_of_dq(call, expected):
     assert mismatches(call.plans()[1], expected) == {}
 
 
-# On Hopper, up to 128 queries that see all of more than 8 keys each, with a key head of their own: query-stationary.
+# On Hopper, up to 128 queries of more than 8 keys each, with a key head of their own: query-stationary.
 QUERY_STATIONARY_CALLS = [
     (wide(64, 4096), dict(kernel=QUERY_STATIONARY, head_dims=(128, 128), persistent_ctas=128)),
     (wide(128, 4096), dict(head_dims=(128, 128), persistent_ctas=128)),
@@ -251,7 +251,11 @@ QUERY_STATIONARY_CALLS = [
     (wide(64, 4096, d=40, dv=64), dict(head_dims=(64, 64))),
     (wide(64, 4096, d=40, dv=72), dict(head_dims=(128, 128))),
     (wide(64, 4096, dtype=F16), dict(head_dims=(128, 128))),
-    (wide(64, 4096, sink=True), dict(head_dims=(128, 128))),
+    (wide(64, 4096, sink=True), dict(head_dims=(128, 128), score_mode="scale only")),
+    # With a boolean mask, too.
+    (wide(64, 4096, mask=(1, 1, 1, 4096)), dict(head_dims=(128, 128), score_mode="mask")),
+    (wide(100, 850, d=32, mask=(1, 8, 100, 850)), dict(head_dims=(64, 64), score_mode="mask", persistent_ctas=112)),
+    (wide(65, 257, d=64, mask=(1, 1, 65, 257), sink=True), dict(head_dims=(64, 64), score_mode="mask")),
 ]
 
 # Others: a dQ accumulator for each phase of key tiles where there are more than 8 keys for each query. There are as

@@ -257,6 +257,7 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       add_key_stationary(report, plan);
       break;
     case BackwardKernels::kQueryStationary:
+      columns.add("score_mode", name_of(plan.dq_score));
       columns.add("head_dims", head_dims(plan.dkdv_head_dim));
       columns.add("persistent_ctas", plan.persistent_ctas);
       break;

@@ -19,6 +19,45 @@
 
 namespace flash_attn_ext::sm90 {
 
+// Which of a thread's queries attend to which of its keys, by the boolean mask.
+template <class Scores>
+struct MaskOfQueries {
+  static_assert(attention::MaskBits::kKeys == 2 * 8 * Scores::kColumnTiles && Scores::kThreadRows == 2);
+
+  uint32_t first;  // the word of the thread's keys in the first tile, of its first query
+  int to_second;   // from there to the word of its second query
+  uint32_t bits;   // of a tile: 16 for each query
+
+  __device__ __forceinline__ void begin(const attention::BackwardParams& p, int batch, int head, int first_query) {
+    const attention::MaskBits& mask = p.score_mod.mask_bits;
+    const auto last = static_cast<int>(p.sequences.max_seqlen_q) - 1;
+    const int query = min(first_query + Scores::row(0), last);
+    first = static_cast<uint32_t>(batch * mask.batch_stride + head * mask.head_stride + query * mask.query_stride) +
+            tile::lane() % 4;
+    to_second = (min(first_query + Scores::row(1), last) - query) * static_cast<int>(mask.query_stride);
+  }
+
+  // Four words of a row hold the bits of two tiles.
+  __device__ __forceinline__ void read(const attention::MaskBits& mask, int tile) {
+    const int shift = tile % 2 * 16;
+    const uint32_t* const word = mask.data + (first + tile / 2 * 4);
+    bits = __byte_perm(word[0] >> shift, word[to_second] >> shift, 0x5410);
+  }
+
+  // Masked scores become -inf.
+  __device__ __forceinline__ void hide(Scores& scores) const {
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
+    if (__all_sync(kAll, bits == kAll)) return;
+    const uint32_t unmasked = ptx::pin(bits);
+    // The loop has the order of the bits: ptxas then moves several of them into predicates at a time.
+#pragma unroll
+    for (int bit = 0; bit < 32; ++bit) {
+      float& score = scores.at(bit / 16, bit / 2 % 8, bit % 2);
+      score = (unmasked & 1u << bit) != 0 ? score : -INFINITY;
+    }
+  }
+};
+
 template <class Traits>
 struct QueryStationaryWarpgroup {
   using Element = typename Traits::Element;
@@ -29,6 +68,7 @@ struct QueryStationaryWarpgroup {
   using KeyState = typename decltype(Shared::k_pipeline)::State;
   static constexpr int kFlags = Traits::kKeys / 16;  // of a key tile
   static constexpr int kConsumersBarrier = 1;        // a named barrier; barrier 0 is __syncthreads
+  struct NoMask {};
 
   const QueryStationaryArguments& args;
   Shared& shared;
@@ -47,6 +87,7 @@ struct QueryStationaryWarpgroup {
   KeyState key_state{};                  // of S and dP
   int sums_stage = Shared::kStages - 1;  // of K, of the last tile whose GEMMs of dQ, dV and dK were issued
   int score_stage = 0;                   // of the next P and dS
+  std::conditional_t<Traits::kMasked, MaskOfQueries<Scores>, NoMask> mask;  // of the tile whose P comes next
 
   __device__ __forceinline__ void run() {
     for_each_segment(args, shared.span, [&](const Segment& segment) { attend(segment); });
@@ -54,6 +95,8 @@ struct QueryStationaryWarpgroup {
   }
 
  private:
+  // The tile after the one whose P and dS are computed. `target` belongs to the one before that.
+  __device__ __forceinline__ int next_tile() const { return (target.row + Traits::kKeys) / Traits::kKeys + 1; }
   __device__ __forceinline__ bool has_values() const { return warpgroup == 0; }  // dV, not dK
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * 16; }
@@ -64,6 +107,10 @@ struct QueryStationaryWarpgroup {
   __device__ __forceinline__ void attend(const Segment& segment) {
     read_statistics(segment);
     find_target(segment);
+    if constexpr (Traits::kMasked) {
+      mask.begin(args.params, segment.batch, segment.head, first_row() + warp_row());
+      mask.read(args.params.score_mod.mask_bits, segment.tile);
+    }
     if (segment.tile == 0 && tile::lane() == 0) dq_nan_flag(segment.pair) = 0;
     has_before = false;
     dq.clear();
@@ -105,7 +152,9 @@ struct QueryStationaryWarpgroup {
       const bool exists = row < p.sequences.max_seqlen_q;
       const float own = exists ? *p.lse.at<const float>(segment.batch, segment.head, row) : -INFINITY;
       lse[r] = own == -INFINITY ? INFINITY : own * kLog2e;
-      delta[r] = exists ? *p.delta.at<const float>(segment.batch, segment.head, row) : 0.0f;
+      // The dlse of a query that sees no key may be anything.
+      const bool has_delta = Traits::kMasked ? own != -INFINITY : exists;
+      delta[r] = has_delta ? *p.delta.at<const float>(segment.batch, segment.head, row) : 0.0f;
     }
   }
 
@@ -143,6 +192,7 @@ struct QueryStationaryWarpgroup {
   template <class HasNext>
   __device__ __forceinline__ void step(HasNext) {
     differentiate();
+    if constexpr (Traits::kMasked && HasNext::value) mask.read(args.params.score_mod.mask_bits, next_tile());
     if (has_values() && tile::lane() == 0) args.dkdv_nan_flags[nan_flag + kFlags] = 0;  // before any warp sets it
     wait_for_sums();
     ptx::fence_stores();
@@ -169,6 +219,7 @@ struct QueryStationaryWarpgroup {
   __device__ __forceinline__ void differentiate() {
     const uint32_t weights = lane_address(shared.scores[score_stage].weights);
     const uint32_t differences = lane_address(shared.scores[score_stage].dscores);
+    if constexpr (Traits::kMasked) mask.hide(scores);
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll

@@ -68,6 +68,7 @@ struct QueryStationaryTraits {
   using Element = ElementType;
   static constexpr QueryStationaryConfig kConfig = kConfigValue;
   static constexpr HeadDims kDims = kConfig.dims;
+  static constexpr bool kMasked = kConfig.score == ScoreMode::kMask;
   static constexpr int kKeys = kStationaryQueriesKeys;
   static constexpr int kQueries = kStationaryQueries;
   static constexpr int kWarpgroups = kQueries / tile::kWarpgroupRows;  // consumers; there is one more for the producer
