@@ -229,6 +229,18 @@ HOPPER = [
     hopper(case(2048, d=128, sink=True), {}, two_pass("generic")),
     hopper(case(128, 4096, batch=1), dict(splits=8), dict(kernel=QUERY_STATIONARY, head_dims=(64, 64))),
     hopper(case(16, 16384, d=128, batch=1), dict(kernel=SPLIT_KV), dict(kernel=QUERY_STATIONARY, head_dims=(128, 128))),
+    hopper(
+        case(100, 1000, batch=20, mask="bhqk"),
+        dict(score_mode="mask"),
+        dict(kernel=QUERY_STATIONARY, score_mode="mask", head_dims=(64, 64)),
+    ),
+    hopper(
+        case(32, 700, d=128, batch=20, mask="b11k"),
+        dict(score_mode="mask"),
+        dict(kernel=QUERY_STATIONARY, score_mode="mask", head_dims=(128, 128)),
+    ),
+    hopper(case(32, 1000, batch=20), dict(kernel=WARP_SPECIALISED), dict(kernel=QUERY_STATIONARY)),
+    hopper(case(729, d=72, batch=1, heads=16), dict(tile=(128, 112)), key_stationary(head_dims=(96, 96))),
     hopper(case(256, **ROW_PAIRS), dict(kernel=SHORT_BIAS), dict(kernel=SHORT_BIAS, dbias_splits=4)),
 ]
 PATHS = [*PORTABLE, *HOPPER]

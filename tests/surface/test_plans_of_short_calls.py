@@ -39,7 +39,8 @@ TILES = [
     (Call(500, options=CAUSAL, sink=True, key_heads=4, d=40), dict(ctas_per_sm=2, tile=(128, 64), head_dims=(64, 64))),
     (Call(500, options=CAUSAL, dv=65), dict(tile=(128, 128), head_dims=(96, 96))),
     (Call(500, options=CAUSAL | {"dropout_p": 0.1}), dict(score_mode="dropout")),
-    (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP_SPECIALISED, splits=2)),
+    (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP_SPECIALISED, splits=None)),
+    (Call(400, 1536, batch=1, heads=8, options=LAST), dict(kernel=WARP_SPECIALISED, splits=3)),
     # All keys in one tile, of one of seven sizes, by the number of keys and which are visible; work tiles by how they
     # fill the SMs.
     (Call(65, 80), dict(kernel=SINGLE_TILE, head_dims=(64, 64), tile=(128, 80))),
@@ -61,7 +62,8 @@ TILES = [
     (Call(257, d=72), dict(head_dims=(96, 96), tile=(192, 112))),
     (Call(256, d=72), dict(head_dims=(96, 96), tile=(128, 128))),
     (Call(729, d=80), dict(tile=(128, 128))),
-    (Call(729, d=80, dv=88, batch=1), dict(tile=(192, 112))),
+    (Call(729, d=80, dv=88), dict(tile=(192, 112))),
+    (Call(729, d=80, dv=88, batch=1), dict(tile=(128, 112))),
     (Call(729, d=40, dv=72), dict(tile=(192, 112))),
     (Call(729, d=120, dtype=F16), dict(head_dims=(128, 128), tile=(192, 64))),
     (Call(729, d=136), dict(tile=(128, 96))),
@@ -73,7 +75,8 @@ TILES = [
     # At head dims from 97 to 128 few of them have smaller ones, which cost more where copies bound the call.
     (Call(729, d=104, batch=1), dict(head_dims=(128, 128), tile=(128, 64))),
     (Call(512, d=104), dict(tile=(192, 64))),
-    (Call(729, d=72, batch=1), dict(tile=(192, 112))),
+    (Call(729, d=72, batch=1), dict(head_dims=(96, 96), tile=(128, 112))),
+    (Call(729, d=72, batch=2), dict(tile=(192, 112))),
     # And windows of up to 4097 keys.
     (Call(8192, d=128, options={"window": (511, 0)}), dict(head_dims=(128, 128), tile=(192, 64))),
     (Call(8192, d=112, options={"window": (4096, 0)}), dict(tile=(192, 64))),
@@ -148,8 +151,11 @@ FORWARD = [
     (Call(256, slopes=True), PORTABLE),
     (Call(257, slopes=True), HOPPER),
     (Call(256, 257, slopes=True), HOPPER),
-    # From 33 queries on, reading the keys is not all that takes time.
-    (Call(32, 4096), PORTABLE),
+    # From 9 queries on, reading the keys is not all that takes time where heads fill the SMs, and elsewhere from 33 on.
+    (Call(8, 4096), PORTABLE),
+    (Call(9, 4096), HOPPER),
+    (Call(32, 4096, batch=1), PORTABLE),
+    (Call(33, 4096, batch=1), HOPPER),
     (Call(33, 4096), HOPPER),
     (Call(33, 4096, d=128), HOPPER),
     (Call(33, 4096, mask=(8, 1, 1, 4096)), HOPPER),

@@ -97,17 +97,36 @@ UNSPLIT = [
 ]
 
 # Tiles of 128 queries that leave at least half of 132 SMs idle, and into how many splits Hopper's kernel divides their
-# keys: the number of SMs for each tile, as far as each gets 512 keys.
+# keys: the number of SMs for each tile, as far as each gets 512 keys. Of two splits each gets 1280, unless there are at
+# most 16 tiles.
 IDLE = [
     (llama(17), 4),
     (llama(256), 2),
-    (llama(256, 1024), 2),
+    (llama(256, 2560), 2),
+    (wide(300, 1536), 3),
+    (wide(65, 1024), 2),
     (wide(65), 16),
     (wide(65, 4096), 8),
     (wide(512), 4),
     (wide(128, heads=66, key_heads=1), 2),
     (wide(256, options={"causal": "bottom_right"}), 8),
     (wide(256, sink=True), 8),
+]
+
+
+# On Hopper their keys stay together.
+SHORT_SPLITS = [llama(256, 1024), llama(256, 2559), wide(300, 1535), wide(512, 1500, d=64)]
+
+# Few queries whose heads fill the SMs, on Hopper: up to 8, or of query heads that share key heads, are split-KV.
+OF_MANY_HEADS = [
+    (Call(9, 512, batch=64, heads=8), WARP_SPECIALISED),
+    (Call(8, 512, batch=64, heads=8), "split-KV"),
+    (Call(32, 512, batch=1, heads=67, d=128), WARP_SPECIALISED),
+    (Call(32, 512, batch=1, heads=66, d=128), "split-KV"),
+    (Call(16, 512, batch=64, heads=8, key_heads=4), "split-KV"),
+    (Call(32, 4096, batch=64, heads=8, d=256), WARP_SPECIALISED),
+    (Call(32, 4096, batch=64, heads=8, d=256, mask=(64, 1, 1, 4096)), WARP_SPECIALISED),
+    (Call(32, 511, batch=1, heads=8), WARP_SPECIALISED),
 ]
 
 
@@ -153,6 +172,16 @@ def test_calls_that_would_leave_sms_idle(call, splits, planner, monkeypatch):
         assert mismatches(plan, expected) == {}
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", "7")
     assert ctas_of(forward_plan(call, planner)) is None  # none is idle there
+
+
+@pytest.mark.parametrize("call", SHORT_SPLITS, ids=label)
+def test_splits_that_would_be_short(call):
+    assert mismatches(forward_plan(call, "sm90"), dict(kernel=WARP_SPECIALISED, splits=None)) == {}
+
+
+@pytest.mark.parametrize(("call", "kernel"), OF_MANY_HEADS, ids=label)
+def test_few_queries_of_many_heads(call, kernel):
+    assert forward_plan(call, "sm90").kernel == kernel
 
 
 # Of 8 key heads, by SMs, with room for 3 CTAs each: a whole number of CTAs for a head, about 2 per SM (32 for a head

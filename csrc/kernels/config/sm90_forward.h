@@ -103,6 +103,9 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .unmasked_loop = true},
     // More queries for each load of K and V, where the loads bound a call.
     {.dims = {96, 96}, .warpgroups = 3, .block_n = 112, .q_stages = 2, .tma_store = true},
+    // The same tiles of keys with fewer queries.
+    {.dims = {96, 96}, .warpgroups = 2, .block_n = 112, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true},
     {.dims = {96, 96}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
      .unmasked_loop = true, .row_max = true},
     {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,

@@ -79,6 +79,10 @@ def _images() -> Iterator[Workload]:
 def _few_queries() -> Iterator[Workload]:
     yield _row("Q-Former", (64, 12, 32, 64), FUSED, seqlen_k=257)
     yield _row("Perceiver", (4, 8, 256, 64), FUSED, seqlen_k=16384)
+    yield _row("Whisper, text", (1, 20, 448, 64), FUSED, seqlen_k=1500)
+    padded: dict[str, Any] = dict(mask=PADDING_MASK)
+    yield _row("Resampler, padding", (64, 8, 32, 64), ("efficient", "cudnn"), seqlen_k=1500, **padded)
+    yield _row("DETR, padding", (8, 8, 100, 32), ("efficient", "cudnn"), seqlen_k=850, **padded)
     options: dict[str, Any] = dict(seqlen=1, seqlen_k=8192, peers=("flash", "cudnn", "flex"), passes=("forward",))
     yield Workload("workloads", "decode, 16 x 8k", against="best", **LLAMA | dict(batch=16), **options)
 

@@ -38,6 +38,13 @@ constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
 // queries, this backend's tiles are at least half full.
 constexpr int64_t kQueriesBoundByKeys = 32;
+// With more queries than this, the arithmetic of that kernel takes longer than reading the keys. Where heads alone fill
+// the SMs, this backend is then faster, though its tiles are not half full.
+constexpr int64_t kQueriesOfFewRows = 8;
+// Two splits pay from this number of visible keys on, since combining them takes time, or from kSmsOfFewTiles SMs for
+// each tile on, where there is little to combine. More splits, each of which has kSplitKeys at least, always do.
+constexpr int64_t kKeysOfTwoSplits = 2560;
+constexpr int64_t kSmsOfFewTiles = 8;
 
 // Causal calls of up to this number of tokens, and windows of up to this number of keys, have so few key tiles per
 // query tile that prologue and epilogue dominate; two CTAs per SM hide each other's. In longer calls the overlap within
@@ -111,11 +118,27 @@ constexpr int64_t largest_split_head_dim() {
   return largest;
 }
 
+// Whether CTAs share the keys of a query tile.
+bool splits_keys(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {
+  if (!leaves_sms_idle(p, tile_queries, limits)) return false;
+  const int64_t tiles = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, tile_queries);
+  return kv_splits(p, tiles, limits) > 2 || visible_keys(p) >= kKeysOfTwoSplits || kSmsOfFewTiles * tiles <= limits.sms;
+}
+
+// Whether the portable split-KV kernel runs, for few queries of many keys.
+bool takes_portable_split_kv(const attention::ForwardParams& p, const Limits& limits) {
+  if (p.cache.present()) return true;
+  const int64_t queries = p.sequences.max_seqlen_q;
+  if (!is_bound_by_keys(p) || queries > kQueriesBoundByKeys) return false;
+  const bool heads_fill_sms = p.queries_per_key_head() == 1 && 2 * p.batch * p.num_heads_q > limits.sms;
+  return queries <= kQueriesOfFewRows || !heads_fill_sms;
+}
+
 // Whether a call wants row_max and split-KV. No split-KV kernel of this backend writes row_max.
 bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& limits) {
   constexpr int64_t kMostHeadDim = largest_split_head_dim();
   return p.row_max.present() && score_mode_sm90(p) == ScoreMode::kScaleOnly && largest_head_dim(p) <= kMostHeadDim &&
-         leaves_sms_idle(p, kSplitTileQueries, limits);
+         splits_keys(p, kSplitTileQueries, limits);
 }
 
 // Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not
@@ -123,7 +146,7 @@ bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& li
 bool is_for_portable_kernels(const attention::ForwardParams& p, const Limits& limits) {
   if (takes_bias_stationary(p) && !prefers_single_tile(p)) return true;
   if (wants_row_max_of_splits(p, limits)) return true;
-  if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= kQueriesBoundByKeys)) return true;
+  if (takes_portable_split_kv(p, limits)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
   // TMA descriptors cannot describe an empty tensor.
@@ -250,7 +273,7 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   if (chosen == kNoRow) return kNoRow;
   if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return row_of_blocks(p, chosen);
   const int split_kv = find_row(p, [](const ForwardConfig& row) { return row.split_kv; });
-  if (split_kv != kNoRow && leaves_sms_idle(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
+  if (split_kv != kNoRow && splits_keys(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
   // Rows of the same head dims and score mode follow each other.
   const int first = chosen;
   const auto other_row = [&](auto&& is_wanted) {
