@@ -28,7 +28,7 @@ FORWARD = (
         ("`sm90/forward/", "`single_tile"),
     ),
     (
-        ("`leaves_sms_idle", "scale only, and too few", "query tiles for the SMs?"),
+        ("`splits_keys", "scale only, and too few", "query tiles for the SMs?"),
         "yes",
         ("`sm90/forward", "in split-KV"),
     ),
@@ -42,7 +42,7 @@ BACKWARD = (
         ("`plan_backward_sm80",),
     ),
     (
-        ("`takes_query_stationary", "scale only, few queries", "that see all of many keys?"),
+        ("`takes_query_stationary", "few queries of many keys,", "hidden by a mask at most?"),
         "yes",
         ("`sm90/backward/", "`query_stationary"),
     ),

@@ -194,6 +194,8 @@ BACKWARD = [
     (Call(16, 512, mask=(8, 1, 1, 512)), HOPPER),
     (Call(16, 512, key_heads=4, mask=(8, 1, 1, 512)), PORTABLE),  # dQ is split-KV there
     (Call(16, 512, intervals=(8, 1, 16, 2)), PORTABLE),
+    (Call(16, 512, mask=(8, 1, 16, 1)), PORTABLE),
+    (Call(16, 512, mask=(8, 1, 1, 512), options={"scale": -1.0}), PORTABLE),
     (Call(16, d=256), HOPPER),
     (Call(16, 512, d=256), PORTABLE),
     (Call(64, d=160), PORTABLE),  # bias-stationary

@@ -127,6 +127,14 @@ OF_MANY_HEADS = [
     (Call(32, 4096, batch=64, heads=8, d=256), WARP_SPECIALISED),
     (Call(32, 4096, batch=64, heads=8, d=256, mask=(64, 1, 1, 4096)), WARP_SPECIALISED),
     (Call(32, 511, batch=1, heads=8), WARP_SPECIALISED),
+    # Above 2048 keys heads fill three quarters of the last wave.
+    (Call(32, 2048, batch=9, heads=8), WARP_SPECIALISED),
+    (Call(32, 2049, batch=9, heads=8), "split-KV"),
+    (Call(32, 2049, batch=1, heads=99), WARP_SPECIALISED),
+    (Call(32, 2049, batch=1, heads=98), "split-KV"),
+    (Call(32, 4096, batch=17, heads=8), "split-KV"),  # two waves
+    (Call(32, 4096, batch=64, heads=8, slopes=True), "split-KV"),  # generic
+    (Call(32, 4096, batch=64, heads=8, bias=(64, 1, 1, 4096)), WARP_SPECIALISED),
 ]
 
 

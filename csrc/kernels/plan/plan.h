@@ -198,7 +198,8 @@ struct BackwardPlan {
     WorkspacePart delta;
     WorkspacePart materialised_scores;
     WorkspacePart mask_tiles;
-    // kBiasStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals and blocks too.
+    // kBiasStationary, kQueryStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals
+    // and blocks too.
     WorkspacePart mask_bits;
     WorkspacePart alibi_partials;
     // Partial dBias of each CTA (kBiasStationary), split of the batch entries (kOverBatch), or block

@@ -34,7 +34,7 @@ template <class Element>
 cudaError_t backward_key_stationary(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
                                     void* workspace, cudaStream_t stream);
 
-// The query-stationary backward pass, for few queries that see all of many keys.
+// The query-stationary backward pass, for few queries of many keys.
 template <class Element>
 cudaError_t backward_query_stationary(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
                                       void* workspace, cudaStream_t stream);

@@ -18,8 +18,8 @@ using attention::BackwardParams;
 constexpr int64_t kTileQueries = 64;  // of a warpgroup
 constexpr int64_t kFlagRows = 16;     // rows of a non-finite flag
 constexpr int64_t kFlagsOfTile = sm90::kStationaryQueriesKeys / kFlagRows;
-constexpr int64_t kMostTiles = INT32_MAX / kFlagsOfTile;     // the kernel numbers flags in 32 bits
-constexpr int64_t kMostMaskBytes = int64_t{UINT32_MAX} * 4;  // and words of the mask's bits
+constexpr int64_t kMostTiles = INT32_MAX / kFlagsOfTile;    // the kernel numbers flags in 32 bits
+constexpr int64_t kMostMaskBytes = int64_t{INT32_MAX} * 4;  // and words of the mask's bits
 
 int64_t count_tiles(const BackwardParams& p) {
   const int64_t of_a_pair = attention::ceil_div(p.sequences.max_seqlen_k, sm90::kStationaryQueriesKeys);
@@ -72,6 +72,7 @@ BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limit
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
   if (score == ScoreMode::kMask) {
+    // The kernel that packs the bits writes the flags of tiles beside them.
     parts.mask_tiles = append(parts.bytes, mask_tiles_bytes(p));
     parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }

@@ -38,9 +38,11 @@ constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
 // queries, this backend's tiles are at least half full.
 constexpr int64_t kQueriesBoundByKeys = 32;
-// With more queries than this, the arithmetic of that kernel takes longer than reading the keys. Where heads alone fill
-// the SMs, this backend is then faster, though its tiles are not half full.
+// With more queries than this, the arithmetic of that kernel takes longer than reading the keys. This backend, whose
+// kernels do not split the keys of such calls, is then faster where there are enough heads: more than half as many as
+// SMs or, above kKeysOfUnevenHeads visible keys, as many as fill three quarters of whole waves.
 constexpr int64_t kQueriesOfFewRows = 8;
+constexpr int64_t kKeysOfUnevenHeads = 2048;
 // Two splits pay from this number of visible keys on, since combining them takes time, or from kSmsOfFewTiles SMs for
 // each tile on, where there is little to combine. More splits, each of which has kSplitKeys at least, always do.
 constexpr int64_t kKeysOfTwoSplits = 2560;
@@ -125,13 +127,28 @@ bool splits_keys(const attention::ForwardParams& p, int tile_queries, const Limi
   return kv_splits(p, tiles, limits) > 2 || visible_keys(p) >= kKeysOfTwoSplits || kSmsOfFewTiles * tiles <= limits.sms;
 }
 
-// Whether the portable split-KV kernel runs, for few queries of many keys.
+// Of calls that need generic kernels in the backward pass, some need less here.
+ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
+  if (has_only_softcap(p)) return ScoreMode::kSoftcap;
+  if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
+  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
+}
+
+// Whether CTAs of a head each keep the SMs busy.
+bool heads_fill_sms(const attention::ForwardParams& p, const Limits& limits) {
+  const int64_t heads = p.batch * p.num_heads_q;
+  if (visible_keys(p) <= kKeysOfUnevenHeads) return 2 * heads > limits.sms;
+  return 4 * heads >= 3 * attention::ceil_div(heads, limits.sms) * limits.sms;
+}
+
+// Whether the portable split-KV kernel runs, for few queries of many keys. It reads the keys once for all query heads
+// that share them.
 bool takes_portable_split_kv(const attention::ForwardParams& p, const Limits& limits) {
   if (p.cache.present()) return true;
   const int64_t queries = p.sequences.max_seqlen_q;
   if (!is_bound_by_keys(p) || queries > kQueriesBoundByKeys) return false;
-  const bool heads_fill_sms = p.queries_per_key_head() == 1 && 2 * p.batch * p.num_heads_q > limits.sms;
-  return queries <= kQueriesOfFewRows || !heads_fill_sms;
+  if (queries <= kQueriesOfFewRows || p.queries_per_key_head() > 1) return true;
+  return score_mode(p, limits) == ScoreMode::kGeneric || !heads_fill_sms(p, limits);
 }
 
 // Whether a call wants row_max and split-KV. No split-KV kernel of this backend writes row_max.
@@ -242,13 +259,6 @@ int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
     if (config.takes(p.head_dim_qk, p.head_dim_v) && config.suits(wants_row_max) && is_wanted(config)) return row;
   }
   return kNoRow;
-}
-
-// Of calls that need generic kernels in the backward pass, some need less here.
-ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
-  if (has_only_softcap(p)) return ScoreMode::kSoftcap;
-  if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
-  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 
 // The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of

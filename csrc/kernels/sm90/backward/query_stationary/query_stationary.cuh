@@ -1,4 +1,4 @@
-// The query-stationary backward pass on Hopper: dQ, dK and dV of at most 128 queries that see all of many keys
+// The query-stationary backward pass on Hopper: dQ, dK and dV of at most 128 queries of many keys
 // (docs/kernels/sm90_backward_query_stationary.md).
 //
 // Grid: persistent CTAs, at most one per SM. Each has a stream-K range of tiles of 64 keys (schedule/tile_splits.h). Q

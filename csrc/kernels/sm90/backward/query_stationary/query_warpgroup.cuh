@@ -95,7 +95,7 @@ struct QueryStationaryWarpgroup {
   }
 
  private:
-  // The tile after the one whose P and dS are computed. `target` belongs to the one before that.
+  // The tile after the one whose P and dS are computed. Until store(), `target` belongs to the one before that.
   __device__ __forceinline__ int next_tile() const { return (target.row + Traits::kKeys) / Traits::kKeys + 1; }
   __device__ __forceinline__ bool has_values() const { return warpgroup == 0; }  // dV, not dK
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
