@@ -173,7 +173,8 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
     elif workload.mask == PADDING_MASK:
         inputs.mask = _tokens(workload, device)
     elif workload.mask == EXPANDED_PADDING:
-        inputs.mask = _tokens(workload, device).expand(workload.batch, 1, *square).contiguous()
+        shape = (workload.batch, 1, workload.seqlen, workload.num_keys)
+        inputs.mask = _tokens(workload, device).expand(shape).contiguous()
     if workload.bias == SQUARE_BIAS:
         inputs.bias = normal(*square)
     elif workload.bias == HEAD_BIAS:
@@ -197,7 +198,7 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
 
 
 def _tokens(workload: Workload, device: str) -> Tensor:
-    """(B, 1, 1, S), True where a key is no padding. Sequences have from half of the tokens on to all of them."""
-    shortest = workload.seqlen // 2
+    """(B, 1, 1, keys), True where a key is no padding. Sequences have from half of the keys on to all of them."""
+    shortest = workload.num_keys // 2
     lengths = shortest + torch.arange(workload.batch, device=device) * shortest // max(workload.batch - 1, 1)
-    return (torch.arange(workload.seqlen, device=device) < lengths[:, None])[:, None, None]
+    return (torch.arange(workload.num_keys, device=device) < lengths[:, None])[:, None, None]
