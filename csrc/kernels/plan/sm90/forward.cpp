@@ -134,7 +134,7 @@ ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 
-// Whether CTAs of a head each keep the SMs busy.
+// Whether SMs stay busy where each CTA has all keys of a head.
 bool heads_fill_sms(const attention::ForwardParams& p, const Limits& limits) {
   const int64_t heads = p.batch * p.num_heads_q;
   if (visible_keys(p) <= kKeysOfUnevenHeads) return 2 * heads > limits.sms;
