@@ -1,10 +1,11 @@
 // LoopOrder on random problems. Each key tile that sees a query tile contributes to it once, and the ranks of
 // contributors have no gaps. An iteration waits only for work tiles that were fetched before, or for those of its
 // phase. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
-// takes. All of this also holds for the iterations that a mask leaves, for the L2 head groups of sparse lists, and
-// where long key tiles are divided into parts.
+// takes. All of this also holds for shares of query tiles, for the iterations that a mask leaves, for the L2 head
+// groups of sparse lists, and where long key tiles are divided into parts.
 #include "kernels/schedule/loop_order.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -49,6 +50,11 @@ struct Problem {
   }
 
   const Sequence& sequence_of(uint32_t pair) const { return sequences[pair / (heads * order.kv_group_shares)]; }
+  int share_of(uint32_t pair) const { return static_cast<int>(pair % order.kv_group_shares); }
+  LoopOrder::Tiles query_tiles_of(uint32_t pair) const {
+    const int tiles = LoopOrder::num_tiles(sequence_of(pair).num_queries, LoopOrder::kQueries);
+    return order.query_tiles_of_share(tiles, share_of(pair));
+  }
 };
 
 struct Iteration {
@@ -66,9 +72,11 @@ std::vector<Iteration> iterations_of(const Problem& problem, const LoopOrder::Wo
   const Sequence& sequence = problem.sequence_of(work_tile.pair);
   if (work_tile.tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0)
     return {};
-  const LoopOrder::Tiles range = LoopOrder::visible_query_tiles(problem.visibility, sequence, work_tile.tile);
-  const LoopOrder::Contributor contributor =
-      problem.order.contributor(problem.visibility, sequence, work_tile.tile, work_tile.direction);
+  const LoopOrder::Tiles visible = LoopOrder::visible_query_tiles(problem.visibility, sequence, work_tile.tile);
+  const LoopOrder::Tiles of_share = problem.query_tiles_of(work_tile.pair);
+  const LoopOrder::Tiles range = {std::max(visible.begin, of_share.begin), std::min(visible.end, of_share.end)};
+  const LoopOrder::Contributor contributor = problem.order.contributor(
+      problem.visibility, sequence, work_tile.tile, work_tile.direction, problem.share_of(work_tile.pair));
   std::vector<Iteration> iterations;
   if (problem.masked) {  // sm90/backward/key_stationary/mask_iterations.cu
     for (int i = 0; i < range.end - range.begin; ++i) {
@@ -134,9 +142,11 @@ bool ranks_are_right(const Problem& problem) {
     for (int i = 0; i < LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries); ++i) {
       const LoopOrder::Tiles contributors =
           problem.order.contributor(problem.visibility, sequence, 0, LoopDirection::kAscending).contributors(i);
+      const LoopOrder::Tiles of_share = problem.query_tiles_of(pair);
+      const bool is_in_share = i >= of_share.begin && i < of_share.end;
       int seen = 0;
       for (int tile = contributors.begin; tile < contributors.end; ++tile)
-        seen += problem.is_left(pair, tile, i) ? 1 : 0;
+        seen += is_in_share && problem.is_left(pair, tile, i) ? 1 : 0;
       int count = 0;
       for (int accumulator = 0; accumulator < 1 << problem.order.log2_accumulators; ++accumulator) {
         const auto found = work_tile_of_rank.find({pair, i, accumulator});
@@ -247,7 +257,7 @@ Problem random_problem(std::mt19937& random) {
   const auto pick = [&](int least, int most) { return least + static_cast<int>(random() % (most - least + 1)); };
   Problem problem;
   const int64_t longest_q = pick(1, 1400);
-  const int64_t longest_k = pick(0, 1) ? longest_q : pick(1, 2000);
+  const int64_t longest_k = pick(0, 1) ? longest_q : pick(0, 1) ? pick(1, 2000) : pick(1, 300);
   const bool packed = pick(0, 2) == 0;
   const int batch = pick(1, 3);
   for (int b = 0; b < batch; ++b) {
@@ -256,7 +266,7 @@ Problem random_problem(std::mt19937& random) {
     problem.sequences.push_back({b, 0, 0, queries, keys});
   }
   problem.heads = pick(1, 3);
-  problem.blocks = pick(1, 12);
+  problem.blocks = pick(0, 1) ? pick(1, 12) : pick(12, 40);
   if (pick(0, 2) > 0) problem.visibility.right = pick(0, 1) ? 0 : pick(0, 700);
   if (pick(0, 2) == 0) problem.visibility.left = pick(0, 700);
   problem.visibility.top_left = pick(0, 1);
@@ -271,9 +281,11 @@ Problem random_problem(std::mt19937& random) {
   const int32_t no_interval[2] = {};
   const bool has_intervals = pick(0, 2) == 0;
   if (has_intervals) p.score_mod.intervals = {.data = no_interval, .count = 1};
+  const bool masked = has_intervals || pick(0, 1) == 1;
+  if (masked && !has_intervals) p.score_mod.mask.data = no_interval;
   problem.order =
       flash_attn_ext::plan::loop_order(p, problem.blocks, LoopOrder::num_tiles(longest_q, LoopOrder::kQueries));
-  problem.masked = !problem.order.split_kv && (has_intervals || pick(0, 1) == 1);
+  problem.masked = !problem.order.split_kv && masked;
   if (problem.order.waiting_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.with_larger_groups();
   problem.hidden = pick(0, 15);
   if (problem.masked && !problem.order.cyclic && pick(0, 1)) problem.parts = {pick(1, 6)};
@@ -347,9 +359,11 @@ int main() {
     return 1;
   }
   std::mt19937 random(1);
+  int with_query_shares = 0;
   for (int i = 0; i < 3000; ++i) {
     const Problem problem = random_problem(random);
     if (!ranks_are_right(problem) || !ends(problem, random)) return 1;
+    if (problem.order.shares_query_tiles()) ++with_query_shares;
   }
-  return 0;
+  return with_query_shares >= 30 ? 0 : 1;
 }

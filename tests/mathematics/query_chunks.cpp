@@ -185,7 +185,9 @@ Problem random_problem(std::mt19937& random) {
 int main() {
   std::mt19937 random(1);
   for (int i = 0; i < 3000; ++i) {
-    if (!is_right(random_problem(random))) return 1;
+    const Problem problem = random_problem(random);
+    if (problem.order.shares_query_tiles()) continue;  // calls with such shares have no chunks
+    if (!is_right(problem)) return 1;
   }
   return 0;
 }

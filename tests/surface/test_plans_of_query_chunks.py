@@ -51,7 +51,7 @@ PLANS = [
     (causal(131072, 1 << 20), dict(query_chunks=4, key_heads_per_launch=2)),
     (causal(1 << 19, 1 << 22, heads=1), WHOLE),
     # Few keys, and keys before a query that it does not see.
-    (hopper(131072, 1000), dict(query_chunks=4)),
+    (hopper(131072, 1100), dict(query_chunks=4)),
     (hopper(131072, options={"window": (None, 100)}), dict(query_chunks=4)),
     (hopper(131072, options={"window": (100_000, 0)}), WHOLE),
     (hopper(131072, options={"window": (100_000, None)}), WHOLE),

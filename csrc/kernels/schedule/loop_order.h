@@ -21,11 +21,12 @@
 // finished. In cyclic order it may wait for any tile of its pair and phase, and so all of these are co-resident: the
 // launch is cooperative, and a CTA that holds such a tile fetches no other one before all of them are fetched.
 //
-// A work tile is a key tile of a pair. A pair is a batch entry and a key head. Where the query heads of a KV group are
-// divided into shares, each share makes a pair of its own, and the partial dK and dV of the shares are summed
-// (key_epilogue.cuh). Pairs are scheduled in L2 head groups, one group after the other. A group has more pairs where a
-// mask makes key tiles wait for each other. Where a pair has phases, key tile j belongs to phase j mod 2^n, and in
-// cyclic order the phases run one after the other.
+// A work tile is a key tile of a pair. A pair is a batch entry and a key head. Where a KV group is divided into shares,
+// each share makes a pair of its own, and the partial dK and dV of the shares are summed (key_epilogue.cuh). A share
+// has some of the query heads, or in cyclic order some of the query tiles of all of them. Pairs are scheduled in L2
+// head groups, one group after the other. A group has more pairs where a mask makes key tiles wait for each other.
+// Where a pair has phases, key tile j belongs to phase j mod 2^n, and in cyclic order the phases run one after the
+// other.
 //
 //  ascending   From the first query tile that sees the key tile to the last; the last key tile is fetched first. Causal
 //              key tiles start together, each two query tiles after the one that was fetched before it, and end
@@ -60,7 +61,7 @@ struct LoopOrder {
   static constexpr int64_t kWorkBytes = 112;  // of a KeyTileWork, which describes a key tile to a kernel
 
   uint32_t pairs = 0;            // numbered (batch entry * key heads + key head) * kv_group_shares + share
-  uint32_t kv_group_shares = 1;  // into which the query heads of a KV group are divided
+  uint32_t kv_group_shares = 1;  // into which a KV group is divided
   uint32_t tiles = 0;            // key tiles of the longest sequence
   uint32_t log2_phases = 0;
   uint32_t phase_tiles = 0;       // key tiles of a pair and a phase, at most
@@ -187,8 +188,14 @@ struct LoopOrder {
     int log2_phases;
     int num_keys;  // of the sequence
     int num_queries;
-    int begin_offset;  // from a query to the first key that it sees
-    int end_offset;    // from a query to one past the last key that the query before it sees
+    union {
+      int begin_offset;      // from a query to the first key that it sees
+      int first_query_tile;  // cyclic: of the share
+    };
+    union {
+      int end_offset;   // from a query to one past the last key that the query before it sees
+      int query_tiles;  // cyclic: of the share
+    };
 
     // The contributors of a query tile: the key tiles of which it sees something. The sequence must have the query
     // tile.
@@ -228,16 +235,16 @@ struct LoopOrder {
     // The query tile at which the cyclic loop starts.
     FLASH_HOST_DEVICE int first_of_cycle() const {
       const int count = in_phase(num_tiles(num_keys, kKeys), phase());
-      return static_cast<int>(static_cast<uint32_t>(tile >> log2_phases) *
-                              static_cast<uint32_t>(num_tiles(num_queries, kQueries)) / static_cast<uint32_t>(count));
+      return first_query_tile + static_cast<int>(static_cast<uint32_t>(tile >> log2_phases) *
+                                                 static_cast<uint32_t>(query_tiles) / static_cast<uint32_t>(count));
     }
 
    private:
     // How many of a phase's `count` key tiles start at this query tile or before it.
     FLASH_HOST_DEVICE int started(int query_tile, int count) const {
-      const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
+      const auto tiles = static_cast<uint32_t>(query_tile - first_query_tile + 1);
       return static_cast<int>(
-          attention::ceil_div(static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count), queries));
+          attention::ceil_div(tiles * static_cast<uint32_t>(count), static_cast<uint32_t>(query_tiles)));
     }
     FLASH_HOST_DEVICE int clamp(int key) const { return key < 0 ? 0 : key < num_keys ? key : num_keys; }
     // Of the key tiles [0, end): how many are in a phase, and how many in the phases before it.
@@ -250,17 +257,41 @@ struct LoopOrder {
     }
   };
 
+  // share: of the KV group.
   FLASH_HOST_DEVICE Contributor contributor(const attention::Visibility& visibility,
-                                            const attention::Sequence& sequence, int tile,
-                                            LoopDirection direction) const {
-    const auto diagonal = static_cast<int>(visibility.diagonal(sequence));
-    return {tile,
-            direction,
-            static_cast<int>(log2_phases),
-            static_cast<int>(sequence.num_keys),
-            static_cast<int>(sequence.num_queries),
-            diagonal - static_cast<int>(visibility.left),
-            diagonal + static_cast<int>(visibility.right)};
+                                            const attention::Sequence& sequence, int tile, LoopDirection direction,
+                                            int share = 0) const {
+    Contributor contributor = {};
+    contributor.tile = tile;
+    contributor.direction = direction;
+    contributor.log2_phases = static_cast<int>(log2_phases);
+    contributor.num_keys = static_cast<int>(sequence.num_keys);
+    contributor.num_queries = static_cast<int>(sequence.num_queries);
+    if (direction == LoopDirection::kCyclic) {
+      const Tiles of_share = query_tiles_of_share(num_tiles(sequence.num_queries, kQueries), share);
+      contributor.first_query_tile = of_share.begin;
+      contributor.query_tiles = of_share.end - of_share.begin;
+    } else {
+      const auto diagonal = static_cast<int>(visibility.diagonal(sequence));
+      contributor.begin_offset = diagonal - static_cast<int>(visibility.left);
+      contributor.end_offset = diagonal + static_cast<int>(visibility.right);
+    }
+    return contributor;
+  }
+
+  // Whether shares have query tiles instead of query heads.
+  FLASH_HOST_DEVICE bool shares_query_tiles() const { return cyclic && kv_group_shares > 1; }
+  // How many of a KV group's query heads a share has.
+  FLASH_HOST_DEVICE int heads_of_share(int group) const {
+    return cyclic ? group : group / static_cast<int>(kv_group_shares);
+  }
+  // Which of a head's query tiles a share has.
+  FLASH_HOST_DEVICE Tiles query_tiles_of_share(int tiles, int share) const {
+    if (!cyclic) return {0, tiles};
+    const auto first = [&](int i) {
+      return static_cast<int>(uint64_t{static_cast<uint32_t>(tiles)} * static_cast<uint32_t>(i) / kv_group_shares);
+    };
+    return {first(share), first(share + 1)};
   }
 
  private:

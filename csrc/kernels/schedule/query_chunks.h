@@ -53,6 +53,7 @@ struct QueryChunks {
     if (of_all.direction != LoopDirection::kCyclic) return part;
     part.query_tiles = {begin - of_chunk.begin, part.query_tiles.end - of_chunk.begin};
     part.first_query_tile = of_chunk.begin;
+    part.contributor.query_tiles = of_chunk.end - of_chunk.begin;
     part.contributor.num_queries =
         least(of_all.num_queries, of_chunk.end * LoopOrder::kQueries) - of_chunk.begin * LoopOrder::kQueries;
     return part;

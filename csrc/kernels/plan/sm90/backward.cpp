@@ -1,4 +1,4 @@
-// Plans Hopper's backward pass: which of its kernels runs, and the loop order of the key-stationary one.
+// Plans Hopper's backward pass: which of its kernels runs, and what the key-stationary one needs.
 #include <algorithm>
 #include <iterator>
 
@@ -20,13 +20,6 @@ using attention::BackwardParams;
 
 // The thresholds of this file were measured: docs/kernels/log/sm90_backward.md, "Figures behind constants".
 
-// In split-KV, an upper bound on (iterations of a key tile) * (accumulators of dQ) / (key tiles in flight). More
-// accumulators take memory.
-constexpr int64_t kMostSummedIterations = 8;
-// In split-KV, the least key tiles in flight for each accumulator of dQ, if a key tile has several iterations.
-// Contributors then spread by themselves, and L2 holds the smaller number of accumulators.
-constexpr int64_t kMostSharingTiles = 2;
-
 // Up to these numbers of queries, or of queries and keys, the portable kernels are faster where scores are only scaled.
 struct PortableBackward {
   int64_t queries;
@@ -36,30 +29,6 @@ struct PortableBackward {
 PortableBackward portable_backward(int64_t waves) {
   if (waves > 2) return {.queries = 64, .tokens = 96};
   return {.queries = kPortableQueries, .tokens = waves > 1 ? 224 : 176};
-}
-
-// Up to how many query heads of a KV group one CTA loops over where tiles of keys see different numbers of queries.
-// More than one saves the sum of their dK and dV, but the CTAs drift apart, and L2 no longer holds what they share.
-int64_t most_drifting_heads(sm90::HeadDims dims, int64_t query_tiles) {
-  if (query_tiles <= 8) return dims.qk <= 64 ? 4 : 8;
-  return query_tiles <= (dims.qk <= 64 ? 32 : 16) ? 2 : 1;
-}
-
-// How many waves the key tiles of an L2 head group in one loop direction (schedule/loop_order.h) fill at most. More
-// waves balance tiles of different length; fewer keep more of the group in L2.
-double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
-  if (query_tiles >= 16) return 2;
-  return dims.qk <= 64 ? 1.5 : 1;
-}
-
-// How many pairs of one loop direction, at least, an L2 head group has where a mask makes key tiles wait for each
-// other. Key tiles in flight then belong to more heads, so that fewer of them add to the same query tile. With lists of
-// blocks, L2 would not hold what more pairs read; with other masks, more pairs than these gain little
-// (docs/kernels/log/sm90_backward.md, "Key tiles of sparse lists" and "Global tokens that see everything"). 0: the
-// pairs of a group never change. A packed batch may be of sequences that have little in common.
-int64_t least_waiting_pairs(const BackwardParams& p, sm90::HeadDims dims) {
-  if (p.score_mod.blocks.present()) return dims.qk <= 64 ? 4 : 2;
-  return p.score_mod.hides_keys() && !is_packed(p) ? 8 : 0;
 }
 
 // Augmented columns pay from this many tiles of 64 queries, or of 128 keys, on where scores are only scaled, at head
@@ -107,12 +76,6 @@ int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_ti
     if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
   }
   return found;
-}
-
-// Whether there are so many more keys than queries that the contributors of a query tile would wait for each other's
-// semaphore.
-bool has_few_queries(const BackwardParams& p) {
-  return p.sequences.max_seqlen_k > kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
 // Whether weights may vanish in the key-stationary kernel. Above head dim 64 it keeps those of bfloat16 calls in
@@ -203,94 +166,6 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   return has_few_queries(p) ? few_queries_take_portable_kernels(p) : is_short(p, limits);
 }
 
-// Into how many shares the query heads of a KV group are divided. A share has as many heads as a CTA may loop over.
-uint32_t count_kv_group_shares(int64_t group, sm90::HeadDims dims, int64_t query_tiles) {
-  int64_t heads = std::min(group, most_drifting_heads(dims, query_tiles));
-  while (group % heads != 0) --heads;
-  return static_cast<uint32_t>(group / heads);
-}
-
-// Whether cyclic phases leave CTAs over while phases of half the size do not. A CTA that is left over holds a tile of a
-// phase whose other tiles are fetched only when the other CTAs have finished theirs. This matters in the first waves,
-// at small head dims (docs/kernels/log/sm90_backward.md, "Figures behind plans").
-bool leaves_blocks_over(const LoopOrder& order, sm90::HeadDims dims, int64_t blocks) {
-  constexpr int64_t kFirstRounds = 8;
-  const int64_t tiles = int64_t{order.pairs} * order.tiles;
-  const bool has_few_rounds = tiles > blocks && tiles <= kFirstRounds * blocks;
-  return dims.qk <= 64 && has_few_rounds && order.phase_tiles % 2 == 0 && blocks % order.phase_tiles != 0 &&
-         blocks % (order.phase_tiles / 2) == 0;
-}
-
-// The pairs of an L2 head group, every second of which is descending: up to `most` of each loop direction, or fewer, so
-// that the last group is about as large as the others.
-uint32_t pairs_of_head_group(const LoopOrder& order, int64_t most) {
-  const int64_t couples = (int64_t{order.pairs} + 1) / 2;
-  return static_cast<uint32_t>(2 * attention::even_share(couples, most));
-}
-
-}  // namespace
-
-LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t query_tiles) {
-  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
-  const attention::SequenceTable& lengths = p.sequences;
-  const bool selects_keys = p.score_mod.selects_keys();
-  LoopOrder order;
-  // Where key tiles see different numbers of queries, CTAs that loop over the heads of a KV group drift apart, and L2
-  // does not hold what lies between them.
-  if (p.visibility.one_sided() || selects_keys)
-    order.kv_group_shares = count_kv_group_shares(p.queries_per_key_head(), dims, query_tiles);
-  // Heads with masks of their own have different iterations. In descending order all heads of a share iterate over the
-  // query tiles together, and so need the same ones.
-  if (p.mask_dimensions().heads && (!p.visibility.unlimited() || selects_keys)) {
-    order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
-  }
-  order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.kv_group_shares;
-  order.tiles = static_cast<uint32_t>(LoopOrder::num_tiles(lengths.max_seqlen_k, LoopOrder::kKeys));
-  order.split_kv = has_few_queries(p);
-  order.cyclic = !order.split_kv && p.visibility.unlimited() && !selects_keys;
-  order.phase_tiles = order.tiles;
-  const auto add_phases = [&](auto&& wants_more) {
-    while (order.phase_tiles > 1 && wants_more()) {
-      ++order.log2_phases;
-      order.phase_tiles = (order.tiles + (1u << order.log2_phases) - 1) >> order.log2_phases;
-    }
-  };
-  if (order.split_kv) {
-    const int64_t at_once = std::max<int64_t>(blocks / order.pairs, 1);  // key tiles of a pair in flight
-    const int64_t iterations = query_tiles * p.queries_per_key_head() / order.kv_group_shares;
-    const int64_t sharing = std::min(iterations, kMostSharingTiles);
-    add_phases([&] {
-      const int64_t phases = int64_t{1} << order.log2_phases;
-      return 2 * phases * sharing <= at_once && phases * iterations < kMostSummedIterations * at_once;
-    });
-    order.log2_accumulators = order.log2_phases;
-  } else if (order.cyclic) {
-    // Neighbouring contributors of a query tile are as many iterations apart as in a causal call.
-    constexpr int64_t kApart = LoopOrder::kKeys / LoopOrder::kQueries;
-    add_phases([&] {
-      return order.phase_tiles > blocks || query_tiles < kApart * order.phase_tiles ||
-             leaves_blocks_over(order, dims, blocks);
-    });
-    order.head_group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.phase_tiles, 1));
-  } else if (!p.visibility.one_sided() && !p.visibility.unlimited() && p.queries_per_key_head() > 1) {
-    // All pairs are ascending. In descending order a key tile goes through all heads of its KV group at each query
-    // tile, so that L2 would have to hold the queries of all of them; and in a window all key tiles have
-    // as many iterations, so that nothing is gained by it.
-    order.head_group_pairs = 1;
-  } else {
-    // As many pairs as fill the CTAs this many times with key tiles of one loop direction.
-    const double tiles = head_group_waves(dims, query_tiles) * static_cast<double>(blocks);
-    const int64_t most = std::max(static_cast<int64_t>(tiles / order.phase_tiles), int64_t{1});
-    order.head_group_pairs = pairs_of_head_group(order, most);
-    if (const int64_t least = least_waiting_pairs(p, dims); most < least) {
-      order.waiting_group_pairs = static_cast<uint16_t>(pairs_of_head_group(order, least));
-    }
-  }
-  return order;
-}
-
-namespace {
-
 // Whether there is memory for the lists of iterations that a mask leaves. These grow with queries times keys, even
 // where the mask does not: if it is broadcast along queries, or over packed sequences, which have lists of their own.
 // The same holds for intervals and blocks.
@@ -307,9 +182,10 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
 constexpr int64_t kLeastTilesOfChunk = 64;
 
 // Whether a call may be divided into query chunks. Where a window hides the keys before it, L2 holds the queries that
-// see the key tiles in flight. In split-KV there are few queries. Only scale-only kernels have query chunks.
+// see the key tiles in flight. In split-KV there are few queries. Shares of query tiles are as good as chunks. Only
+// scale-only kernels have query chunks.
 bool may_chunk_queries(const BackwardParams& p, const LoopOrder& order) {
-  return score_mode_sm90(p) == ScoreMode::kScaleOnly && !order.split_kv &&
+  return score_mode_sm90(p) == ScoreMode::kScaleOnly && !order.split_kv && !order.shares_query_tiles() &&
          p.visibility.left == attention::Visibility::kUnbounded;
 }
 
@@ -393,7 +269,7 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   plan.order = order;
   if (const QueryChunks chunks = choose_query_chunks(p, order, limits); chunks.present()) {
     const LoopOrder of_chunks = loop_order(p, limits.sms, chunks.tiles);
-    plan.pairs_per_launch = count_pairs_per_launch(p, of_chunks, limits);
+    if (may_chunk_queries(p, of_chunks)) plan.pairs_per_launch = count_pairs_per_launch(p, of_chunks, limits);
     if (plan.pairs_per_launch > 0) {
       plan.order = of_chunks;
       plan.query_chunks = chunks;

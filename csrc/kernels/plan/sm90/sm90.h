@@ -21,6 +21,9 @@ inline constexpr int64_t kPortableQueries = 128;
 // key tiles then have dQ accumulators of their own, as many as a pair has key tiles in flight, so that contributors to
 // the same accumulator rarely overlap, and L2 still holds it. With a mask, kernels without semaphores run instead.
 inline constexpr int64_t kMostKeysPerQuery = 8;
+inline bool has_few_queries(const attention::BackwardParams& p) {
+  return p.sequences.max_seqlen_k > kMostKeysPerQuery * p.sequences.max_seqlen_q;
+}
 
 // The score mode that the scores need, whether or not it has a kernel. A float32 bias beside 16-bit elements is for
 // generic kernels, and in the forward pass for the portable ones.

@@ -32,7 +32,7 @@ struct alignas(16) KeyTileWork {
 
   int batch;  // kEnd: there are no more work tiles
   int key_head;
-  int heads;           // query heads: a share of the KV group's
+  int heads;           // query heads of the share of the KV group
   int kv_group_share;  // the index of that share
   int phase_end;       // cyclic: the CTA fetches no other tile before all below this index are fetched
   int begin;           // the query tiles over which it iterates
@@ -48,6 +48,10 @@ struct alignas(16) KeyTileWork {
 
   FLASH_HOST_DEVICE attention::Sequence sequence() const {
     return {batch, query_begin, key_begin, contributor.num_queries, contributor.num_keys};
+  }
+  // The first query head of the share. group: query heads of the KV group, all of which a cyclic share has.
+  FLASH_HOST_DEVICE int first_head(int group) const {
+    return key_head * group + (contributor.direction == LoopDirection::kCyclic ? 0 : kv_group_share * heads);
   }
 };
 

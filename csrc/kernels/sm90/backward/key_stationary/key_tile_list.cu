@@ -71,26 +71,31 @@ struct KeyTileList {
     KeyTileWork work = {};
     work.batch = static_cast<int>(batch);
     work.key_head = static_cast<int>(key_pair - batch * heads);
-    work.heads = static_cast<int>(p.queries_per_key_head()) / static_cast<int>(args.order.kv_group_shares);
+    work.heads = args.order.heads_of_share(static_cast<int>(p.queries_per_key_head()));
     work.kv_group_share = static_cast<int>(work_tile.pair - key_pair * args.order.kv_group_shares);
     work.index = work.key_head * KeyStationaryWorkspace::key_tiles_of_head(p) +
                  KeyStationaryWorkspace::first_key_tile(p, sequence) + work_tile.tile;
     work.phase_end = static_cast<int>(work_tile.phase_end);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
-    work.contributor = args.order.contributor(p.visibility, sequence, work_tile.tile, work_tile.direction);
+    work.contributor =
+        args.order.contributor(p.visibility, sequence, work_tile.tile, work_tile.direction, work.kv_group_share);
     work.first_accumulator =
         args.order.accumulator_of(KeyStationaryWorkspace::first_tile(p, sequence), work.contributor.phase());
     if (work_tile.tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0) {
       return work;
     }
     const LoopOrder::Tiles visible_query_tiles = LoopOrder::visible_query_tiles(p.visibility, sequence, work_tile.tile);
-    work.begin = visible_query_tiles.begin;
-    work.end = visible_query_tiles.end;
-    work.iterations = count_iterations(work, visible_query_tiles);
+    const LoopOrder::Tiles of_share = args.order.query_tiles_of_share(
+        LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries), work.kv_group_share);
+    work.begin = max(visible_query_tiles.begin, of_share.begin);
+    work.end = min(visible_query_tiles.end, of_share.end);
+    work.iterations = count_iterations(work);
     work.first = first_of(work);
     for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) {
-      work.own[w] = seen_by(sequence, work_tile.tile * LoopOrder::kKeys + w * kWarpgroupKeys);
+      TileRange& own = work.own[w] = seen_by(sequence, work_tile.tile * LoopOrder::kKeys + w * kWarpgroupKeys);
+      own.begin = max(own.begin, work.begin);
+      own.end = min(own.end, work.end);
     }
     return work;
   }
@@ -108,12 +113,9 @@ struct KeyTileList {
   }
 
  private:
-  __device__ __forceinline__ int count_iterations(const KeyTileWork& work,
-                                                  const LoopOrder::Tiles& visible_query_tiles) const {
-    if (!args.mask.present())
-      return visible_query_tiles.empty() ? 0 : (visible_query_tiles.end - visible_query_tiles.begin) * work.heads;
-    const int first_head =
-        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.kv_group_share * work.heads;
+  __device__ __forceinline__ int count_iterations(const KeyTileWork& work) const {
+    if (!args.mask.present()) return max(work.end - work.begin, 0) * work.heads;
+    const int first_head = work.first_head(static_cast<int>(args.params.queries_per_key_head()));
     int iterations = 0;
     for (int head = first_head; head < first_head + work.heads; ++head) {
       iterations +=

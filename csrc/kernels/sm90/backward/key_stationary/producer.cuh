@@ -200,8 +200,7 @@ struct KeyStationaryProducer {
   }
 
   __device__ __forceinline__ void load_all(const KeyTileWork& work) {
-    const int first_head =
-        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.kv_group_share * work.heads;
+    const int first_head = work.first_head(static_cast<int>(args.params.queries_per_key_head()));
     // The query heads of a KV group come one after the other, so that L2 holds what neighbouring contributors share. In
     // descending order the loop goes through all heads at one query tile before it continues with the next tile.
     // Otherwise key tiles with shorter loops would catch up with those for which they wait.
