@@ -111,6 +111,7 @@ PORTABLE = [
     portable(case(33, batch=256), STREAMING, dict(kernel=FUSED, tile=(32, 64))),
     portable(case(200, batch=64), STREAMING, dict(kernel=FUSED, tile=(32, 256))),
     portable(WINDOWS, BIAS_STATIONARY, dict(kernel=BIAS_STATIONARY, dbias="from the same dS")),
+    portable(case(49, **TINY, bias="bhqk"), BIAS_STATIONARY, dict(kernel=BIAS_STATIONARY, dbias="from the same dS")),
     portable(case(49, **TINY), BIAS_STATIONARY, dict(kernel=BIAS_STATIONARY)),
     portable(case(16, d=128, batch=300, bias="1hqk"), BIAS_STATIONARY, dict(kernel=BIAS_STATIONARY)),
     portable(case(64, d=160), STREAMING, dict(kernel=BIAS_STATIONARY)),
@@ -148,6 +149,7 @@ HOPPER = [
     hopper(
         case(2048, batch=1, heads=16, kv_heads=2, causal="bottom_right"), {}, key_stationary(group_shares=4, phases=1)
     ),
+    hopper(case(3000, 77), dict(kernel=SINGLE_TILE), key_stationary(cyclic=True, group_shares=5)),
     hopper(case(1100, d=128, kv_heads=2, window=(100, 30)), dict(ping_pong=False), key_stationary()),
     hopper(case(197, batch=40, heads=12), dict(kernel=SINGLE_TILE), key_stationary(adds_statistics=False)),
     hopper(case(16, d=80, batch=300), dict(kernel=SINGLE_TILE), dict(kernel=BIAS_STATIONARY)),

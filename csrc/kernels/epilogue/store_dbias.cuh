@@ -18,6 +18,24 @@ __device__ __forceinline__ void store_dbias(const attention::BiasGradient& g, in
   }
 }
 
+// Stores a pair of packed Elements of neighbouring keys, of which the first `count` exist.
+template <class Element>
+__device__ __forceinline__ void store_dbias_pair(const attention::BiasGradient& g, int64_t offset, uint32_t pair,
+                                                 int count) {
+  auto* const target = static_cast<Element*>(g.data) + offset;
+  const bool is_word = g.element != attention::ElementType::kFloat32 && g.key_stride == 1 &&
+                       reinterpret_cast<uintptr_t>(target) % sizeof(uint32_t) == 0;
+  if (is_word && count >= 2) {
+    *reinterpret_cast<uint32_t*>(target) = pair;
+    return;
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (i < count)
+      store_dbias<Element>(g, offset + i * g.key_stride,
+                           ptx::to_float(static_cast<uint16_t>(pair >> 16 * i), Element{}));
+  }
+}
+
 // Stores 8 neighbouring elements, the first of which is at a multiple of 16 bytes. The stores are marked evict-first in
 // L2 (st.cs). nvcc would split a plain store of values that asm computes into four.
 template <class Element>

@@ -8,6 +8,8 @@
 // dBias is the sum of dS over batch entries. Each thread keeps the sums of its scores in registers, and writes them
 // once, at the end. sum_dbias_partials_kernel adds those of the CTAs of a head in a fixed order.
 //
+// Where each batch entry has a bias of its own, its dBias is dS.
+//
 // Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, the statistics of the queries, and dS. Above
 // head dim 64 there is one stage, without O. There are three barriers for each sequence: its loads have arrived, its
 // statistics are complete, and its dS is complete. With one stage, a fourth one is before the next loads.
@@ -56,12 +58,15 @@ struct StagedOut {
 template <class Tile>
 struct StagedOut<Tile, false> {};
 
-template <class ElementType, BiasStationaryConfig kConfig>
+// kOwnBias: each batch entry has a bias of its own, which CopiedBias copies.
+template <class ElementType, BiasStationaryConfig kConfig, bool kOwnBias>
 struct BackwardBiasStationaryKernel {
   using Element = ElementType;
   static constexpr TileShape kTile = kConfig.tile;
   static constexpr int kHeadDim = kConfig.head_dim;
   static constexpr int kCtasPerSm = kConfig.ctas_per_sm_backward;
+  static constexpr bool kLoadsAhead = kTile.stages > 1;  // the next sequence, while it computes this one
+  static_assert(kLoadsAhead || !kOwnBias);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
 
@@ -72,10 +77,12 @@ struct BackwardBiasStationaryKernel {
   static constexpr int kColumnsAtOnce = kHeadDim <= 64 ? kHeadDim : kHeadDim % 64 == 0 ? 64 : 32;
   using Gradients = tile::Accumulator<kRowsPerWarp / 16, kColumnsAtOnce / 8>;  // of keys, or of queries
   using Bias = StationaryBias<Element, Scores, kThreads>;
+  using OwnBias = CopiedBias<Element, kThreads>;  // of a sequence
+  using Where = ScoreTile<Rows::kKeys, Scores>;
   using Chunk = common::Chunk<Element>;
 
   // Where one sequence fills shared memory, each thread reads its part of O to registers.
-  static constexpr bool kStagesOut = kTile.stages > 1;
+  static constexpr bool kStagesOut = kLoadsAhead;
   static constexpr int kThreadsPerQuery = kThreads / kBiasStationaryTokens;
   static constexpr int kOwnChunks = kHeadDim / kThreadsPerQuery / Chunk::kCount;
   struct NoOut {};
@@ -92,7 +99,10 @@ struct BackwardBiasStationaryKernel {
   };
   struct Shared {
     Stage stages[kTile.stages];
-    Bias bias;
+    union {
+      Bias bias;
+      OwnBias own_bias;
+    };
     DscoreTile dscores;
     QueryStatistics statistics[kBiasStationaryTokens];
   };
@@ -135,19 +145,31 @@ struct BackwardBiasStationaryKernel {
       next = load_statistics(coord_at(p, entries.head, entry));
     };
     load_to(0, entries.first);
-    const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
+    const bool stays = !kOwnBias && p.score_mod.bias.batch_stride == 0;  // the bias of the head
     if (stays) load_bias(coord_at(p, entries.head, entries.first));
+    const uint32_t hidden = kOwnBias ? OwnBias::hidden_by_position(where(coord_at(p, entries.head, entries.first))) : 0;
 #pragma unroll 1
     for (int entry = entries.first;; entry += entries.step) {
       const Statistics statistics = next;
       ptx::wait_copies<0>();
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage, statistics or dS any more
       const bool more = entry + entries.step < end;
-      if (kTile.stages > 1 && more) load_to(1 - current, entry + entries.step);
-      if (!stays) load_bias(coord_at(p, entries.head, entry));
-      any_flagged |= compute(shared.stages[current], statistics, coord_at(p, entries.head, entry));
+      const auto load_next = [&] {
+        if (kLoadsAhead && more) load_to(1 - current, entry + entries.step);
+      };
+      if constexpr (kOwnBias) {
+        const HeadCoord coord = coord_at(p, entries.head, entry);
+        const auto own_bias = shared.own_bias.read(where(coord), hidden);
+        __syncthreads();  // no warp reads the bias any more
+        load_next();
+        any_flagged |= compute(shared.stages[current], statistics, coord, own_bias);
+      } else {
+        load_next();
+        if (!stays) load_bias(coord_at(p, entries.head, entry));
+        any_flagged |= compute(shared.stages[current], statistics, coord_at(p, entries.head, entry), shared.bias);
+      }
       if (!more) break;
-      if constexpr (kTile.stages > 1) {
+      if constexpr (kLoadsAhead) {
         current = 1 - current;
       } else {
         __syncthreads();  // no warp reads the sequence any more
@@ -157,9 +179,8 @@ struct BackwardBiasStationaryKernel {
     return any_flagged;
   }
 
-  __device__ __forceinline__ void load_bias(const HeadCoord& coord) {
-    shared.bias.load(ScoreTile<Rows::kKeys, Scores>{p, coord, warp_row(), 0});
-  }
+  __device__ __forceinline__ Where where(const HeadCoord& coord) const { return {p, coord, warp_row(), 0}; }
+  __device__ __forceinline__ void load_bias(const HeadCoord& coord) { shared.bias.load(where(coord)); }
 
   __device__ __forceinline__ void copy(Tile& tile, const attention::MatrixView& view, const HeadCoord& coord,
                                        int64_t head_dim, int64_t rows) const {
@@ -175,6 +196,7 @@ struct BackwardBiasStationaryKernel {
     copy(stage.dout, p.dout, coord, p.head_dim_v, coord.sequence.num_queries);
     if constexpr (kStagesOut) copy(stage.out, p.out, coord, p.head_dim_v, coord.sequence.num_queries);
     stage.mask.load(p, coord);
+    if constexpr (kOwnBias) shared.own_bias.copy(p.score_mod.bias, coord);
     ptx::commit_copies();
   }
 
@@ -199,7 +221,9 @@ struct BackwardBiasStationaryKernel {
   }
 
   // Returns whether the warp's rows are flagged.
-  __device__ __forceinline__ bool compute(Stage& stage, const Statistics& statistics, const HeadCoord& coord) {
+  template <class Pairs>
+  __device__ __forceinline__ bool compute(Stage& stage, const Statistics& statistics, const HeadCoord& coord,
+                                          const Pairs& bias) {
     share_statistics(stage, statistics, coord);
     __syncthreads();  // the statistics are complete
     Scores scores;
@@ -208,8 +232,8 @@ struct BackwardBiasStationaryKernel {
     gradients.clear();
     tile::multiply_head_dims(scores, stage.k, warp_row(), stage.q);
     tile::multiply_head_dims(gradients, stage.v, warp_row(), stage.dout);
-    differentiate(scores, gradients, stage.mask);
-    dbias.add(gradients);
+    differentiate(scores, gradients, bias, stage.mask);
+    if constexpr (!kOwnBias) dbias.add(gradients);
     store_dscores(gradients);
     const int64_t keys = coord.sequence.num_keys;
     bool found_nan = false;
@@ -275,24 +299,26 @@ struct BackwardBiasStationaryKernel {
   }
 
   // Turns q.k into P, and dP into dS.
-  __device__ __forceinline__ void differentiate(Scores& scores, Scores& gradients, const StagedMaskBits& mask) const {
+  template <class Pairs>
+  __device__ __forceinline__ void differentiate(Scores& scores, Scores& gradients, const Pairs& bias,
+                                                const StagedMaskBits& mask) const {
     const auto scale = static_cast<float>(p.score_mod.scale);
     const bool masked = p.score_mod.mask_bits.present();
     // The word and the bit of the thread's keys, which are 8 apart, in a group of keys.
     const int key = warp_row() + Scores::row(0);
     const int word = key % 8 / 2;
     const uint32_t low_bit = 1u << (key / 8 * 2 + key % 2);
-    shared.bias.for_each_pair([&](int r, int j, float low, float high) {
+    bias.for_each_pair([&](int r, int j, float low, float high) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float bias = e == 0 ? low : high;
+        const float of_score = e == 0 ? low : high;
         const int query = Scores::column(j, e);
         const QueryStatistics of_query = shared.statistics[query];
         // Subtracts first, since scores may be as low as the smallest finite number.
-        const float above = fmaf(scores.at(r, j, e), scale, bias) - of_query.lse;
+        const float above = fmaf(scores.at(r, j, e), scale, of_score) - of_query.lse;
         const float probability = ptx::exp2(above * kLog2e - of_query.residual);
         const float gradient = probability * (gradients.at(r, j, e) - of_query.delta);
-        bool hidden = bias == -INFINITY;
+        bool hidden = of_score == -INFINITY;
         if (masked) hidden |= (mask.word(query, word) & low_bit << (2 * r)) == 0;
         // Selects 0 instead of multiplying by it, since a NaN must not reach what does not attend to it.
         scores.at(r, j, e) = hidden ? 0.0f : probability;
@@ -330,12 +356,40 @@ struct BackwardBiasStationaryKernel {
     }
   }
 
-  // dBias of a sequence that has a bias of its own: its dS. Neighbouring threads store neighbouring keys.
+  // dBias of a sequence that has a bias of its own: its dS. Only kernels of kOwnBias have registers for pairs of keys.
   __device__ __forceinline__ void store_dbias_of(const HeadCoord& coord) const {
     const attention::BiasGradient& g = p.dbias;
     const int64_t first = coord.sequence.batch * g.batch_stride + coord.head * g.head_stride;
     const auto queries = static_cast<int>(coord.sequence.num_queries);
     const auto keys = static_cast<int>(coord.sequence.num_keys);
+    if constexpr (kOwnBias) {
+      store_dbias_pairs(first, queries, keys);
+    } else {
+      store_dbias_elements(first, queries, keys);
+    }
+  }
+  // Each warp stores 16 queries.
+  __device__ __forceinline__ void store_dbias_pairs(int64_t first, int queries, int keys) const {
+    const attention::BiasGradient& g = p.dbias;
+    const tile::LeftOperandColumns<DscoreTile> dscores(shared.dscores, warp_row());
+    const int first_query = warp_row() + tile::lane() / 4;
+    const int first_key = tile::lane() % 4 * 2;
+#pragma unroll
+    for (int step = 0; step < kTile.keys; step += 16) {
+      uint32_t pairs[4];
+      dscores.load(pairs, 0, step);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int query = first_query + i % 2 * 8;
+        const int key = step + i / 2 * 8 + first_key;
+        if (query >= queries) continue;
+        store_dbias_pair<Element>(g, first + query * g.query_stride + key * g.key_stride, pairs[i], keys - key);
+      }
+    }
+  }
+  // Neighbouring threads store neighbouring keys.
+  __device__ __forceinline__ void store_dbias_elements(int64_t first, int queries, int keys) const {
+    const attention::BiasGradient& g = p.dbias;
 #pragma unroll 1
     for (int index = static_cast<int>(threadIdx.x); index < queries * kTile.keys; index += kThreads) {
       const int query = index / kTile.keys;
@@ -400,20 +454,29 @@ __global__ void __launch_bounds__(Kernel::kThreads)
   }
 }
 
+template <class Kernel>
+cudaError_t launch_backward_bias_stationary(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  const cudaError_t error =
+      common::launch_blocks_early<Kernel>(backward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
+  if (error != cudaSuccess || p.dbias_partials == nullptr) return error;
+  const common::EarlyLaunch sums = {.blocks = Kernel::Scores::kColumnTiles,
+                                    .threads = Kernel::kThreads,
+                                    .slices = static_cast<int>(p.dbias.per_head ? p.num_heads_q : 1)};
+  const auto partials = static_cast<int>(plan.persistent_ctas / p.num_heads_q);
+  return common::launch_early(sum_dbias_partials_kernel<Kernel>, sums, stream, p, partials);
+}
+
 template <class Element>
 cudaError_t backward_bias_stationary(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   return common::with_row<kBiasStationaryConfigs>(plan.row, [&](auto row) {
     constexpr BiasStationaryConfig kConfig = kBiasStationaryConfigs[row()];
-    using Kernel = BackwardBiasStationaryKernel<Element, kConfig>;
-    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-    const cudaError_t error =
-        common::launch_blocks_early<Kernel>(backward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
-    if (error != cudaSuccess || p.dbias_partials == nullptr) return error;
-    const common::EarlyLaunch sums = {.blocks = Kernel::Scores::kColumnTiles,
-                                      .threads = Kernel::kThreads,
-                                      .slices = static_cast<int>(p.dbias.per_head ? p.num_heads_q : 1)};
-    const auto partials = static_cast<int>(plan.persistent_ctas / p.num_heads_q);
-    return common::launch_early(sum_dbias_partials_kernel<Kernel>, sums, stream, p, partials);
+    using Kernel = BackwardBiasStationaryKernel<Element, kConfig, false>;
+    if constexpr (Kernel::kLoadsAhead) {
+      using OwnBiasKernel = BackwardBiasStationaryKernel<Element, kConfig, true>;
+      if (OwnBiasKernel::OwnBias::fits(p)) return launch_backward_bias_stationary<OwnBiasKernel>(p, plan, stream);
+    }
+    return launch_backward_bias_stationary<Kernel>(p, plan, stream);
   });
 }
 

@@ -5,7 +5,8 @@
 // entries share is read once, and stays in shared memory. Each warp owns 16 queries. Shared memory: the bias, and two
 // stages of Q, K, V and mask bits, or one above head dim 64. With two, the loads of the next sequence overlap the
 // current one, and one barrier for each sequence says both that its loads have arrived and that no warp reads the other
-// stage any more.
+// stage any more. Where each batch entry has a bias of its own, it is loaded ahead, too. Threads read it to registers
+// first, so that its place is free for the next one.
 #pragma once
 
 #include "kernels/common/launch/launch_early.cuh"
@@ -33,17 +34,22 @@ __device__ __noinline__ void repair_flagged(const ForwardParams& p, BatchEntries
   });
 }
 
-template <class ElementType, BiasStationaryConfig kConfig>
+// kOwnBias: each batch entry has a bias of its own, which CopiedBias copies.
+template <class ElementType, BiasStationaryConfig kConfig, bool kOwnBias>
 struct ForwardBiasStationaryKernel {
   using Element = ElementType;
   using WarpRows = ForwardRows<KernelTraits<Element, kConfig>>;
   static constexpr TileShape kTile = kConfig.tile;
+  static constexpr bool kLoadsAhead = kTile.stages > 1;  // the next sequence, while it computes this one
+  static_assert(kLoadsAhead || !kOwnBias);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = WarpRows::kRowsPerWarp;
 
   using Tile = tile::SharedTile<Element, kBiasStationaryTokens, kConfig.head_dim>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Bias = StationaryBias<Element, Scores, kThreads>;
+  using OwnBias = CopiedBias<Element, kThreads>;  // of a sequence
+  using Where = ScoreTile<Rows::kQueries, Scores>;
 
   struct Stage {
     Tile q;
@@ -53,7 +59,10 @@ struct ForwardBiasStationaryKernel {
   };
   struct Shared {
     Stage stages[kTile.stages];
-    Bias bias;
+    union {
+      Bias bias;
+      OwnBias own_bias;
+    };
   };
 
   const ForwardParams& p;
@@ -63,8 +72,9 @@ struct ForwardBiasStationaryKernel {
     const BatchEntries entries = batch_entries(p);
     const auto end = static_cast<int>(p.batch);
     load(shared.stages[0], coord_at(p, entries.head, entries.first));
-    const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
+    const bool stays = !kOwnBias && p.score_mod.bias.batch_stride == 0;  // the bias of the head
     if (stays) load_bias(coord_at(p, entries.head, entries.first));
+    const uint32_t hidden = kOwnBias ? OwnBias::hidden_by_position(where(coord_at(p, entries.head, entries.first))) : 0;
     int current = 0;  // the stage of the sequence
     bool any_flagged = false;
 #pragma unroll 1
@@ -72,11 +82,21 @@ struct ForwardBiasStationaryKernel {
       ptx::wait_copies<0>();
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage any more
       const int next = entry + entries.step;
-      if (kTile.stages > 1 && next < end) load(shared.stages[1 - current], coord_at(p, entries.head, next));
-      if (!stays) load_bias(coord_at(p, entries.head, entry));
-      any_flagged |= compute(shared.stages[current], coord_at(p, entries.head, entry));
+      const auto load_next = [&] {
+        if (kLoadsAhead && next < end) load(shared.stages[1 - current], coord_at(p, entries.head, next));
+      };
+      if constexpr (kOwnBias) {
+        const auto own_bias = shared.own_bias.read(where(coord_at(p, entries.head, entry)), hidden);
+        __syncthreads();  // no warp reads the bias any more
+        load_next();
+        any_flagged |= compute(shared.stages[current], coord_at(p, entries.head, entry), own_bias);
+      } else {
+        load_next();
+        if (!stays) load_bias(coord_at(p, entries.head, entry));
+        any_flagged |= compute(shared.stages[current], coord_at(p, entries.head, entry), shared.bias);
+      }
       if (next >= end) break;
-      if constexpr (kTile.stages > 1) {
+      if constexpr (kLoadsAhead) {
         current = 1 - current;
       } else {
         __syncthreads();  // no warp reads the sequence any more
@@ -89,9 +109,8 @@ struct ForwardBiasStationaryKernel {
  private:
   __device__ __forceinline__ static int warp_row() { return tile::warp() * kRowsPerWarp; }
 
-  __device__ __forceinline__ void load_bias(const HeadCoord& coord) {
-    shared.bias.load(ScoreTile<Rows::kQueries, Scores>{p, coord, warp_row(), 0});
-  }
+  __device__ __forceinline__ Where where(const HeadCoord& coord) const { return {p, coord, warp_row(), 0}; }
+  __device__ __forceinline__ void load_bias(const HeadCoord& coord) { shared.bias.load(where(coord)); }
 
   __device__ __forceinline__ void load(Stage& stage, const HeadCoord& coord) const {
     const int64_t batch = coord.sequence.batch;
@@ -106,16 +125,18 @@ struct ForwardBiasStationaryKernel {
     tile::copy_sequence_async<kThreads>(stage.v, {p.v.row<const Element>(batch, coord.key_head, 0), p.v.row_stride, dv},
                                         keys);
     stage.mask.load(p, coord);
+    if constexpr (kOwnBias) shared.own_bias.copy(p.score_mod.bias, coord);
     ptx::commit_copies();
   }
 
   // Returns whether the warp's rows are flagged.
-  __device__ __forceinline__ bool compute(Stage& stage, const HeadCoord& coord) const {
+  template <class Pairs>
+  __device__ __forceinline__ bool compute(Stage& stage, const HeadCoord& coord, const Pairs& bias) const {
     Scores scores;
     scores.clear();
     tile::multiply_head_dims(scores, stage.q, warp_row(), stage.k);
     WarpRows rows = {p};
-    add_bias(scores, rows.folds_scale() ? 1.0f : static_cast<float>(p.score_mod.scale));
+    add_bias(scores, bias, rows.folds_scale() ? 1.0f : static_cast<float>(p.score_mod.scale));
     if (p.score_mod.mask_bits.present()) hide_masked(scores, stage.mask);
     rows.clear();
     rows.softmax(scores);
@@ -125,8 +146,9 @@ struct ForwardBiasStationaryKernel {
   }
 
   // Selects -inf instead of adding it, since a NaN in a key that is hidden must not reach the row.
-  __device__ __forceinline__ void add_bias(Scores& scores, float factor) const {
-    shared.bias.for_each_pair([&](int r, int j, float low, float high) {
+  template <class Pairs>
+  __device__ __forceinline__ static void add_bias(Scores& scores, const Pairs& bias, float factor) {
+    bias.for_each_pair([&](int r, int j, float low, float high) {
       scores.at(r, j, 0) = low == -INFINITY ? low : fmaf(scores.at(r, j, 0), factor, low);
       scores.at(r, j, 1) = high == -INFINITY ? high : fmaf(scores.at(r, j, 1), factor, high);
     });
@@ -156,12 +178,22 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
   Kernel{p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}.run();
 }
 
+template <class Kernel>
+cudaError_t launch_forward_bias_stationary(const ForwardParams& p, const ForwardPlan& plan, cudaStream_t stream) {
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  return common::launch_blocks_early<Kernel>(forward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
+}
+
 template <class Element>
 cudaError_t forward_bias_stationary(const ForwardParams& p, const ForwardPlan& plan, cudaStream_t stream) {
   return common::with_row<kBiasStationaryConfigs>(plan.row, [&](auto row) {
-    using Kernel = ForwardBiasStationaryKernel<Element, kBiasStationaryConfigs[row()]>;
-    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-    return common::launch_blocks_early<Kernel>(forward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
+    constexpr BiasStationaryConfig kConfig = kBiasStationaryConfigs[row()];
+    using Kernel = ForwardBiasStationaryKernel<Element, kConfig, false>;
+    if constexpr (Kernel::kLoadsAhead) {
+      using OwnBiasKernel = ForwardBiasStationaryKernel<Element, kConfig, true>;
+      if (OwnBiasKernel::OwnBias::fits(p)) return launch_forward_bias_stationary<OwnBiasKernel>(p, plan, stream);
+    }
+    return launch_forward_bias_stationary<Kernel>(p, plan, stream);
   });
 }
 
