@@ -11,6 +11,7 @@ from flash_attn_ext.cli.bench.contestant import SDPA_BACKENDS
 from flash_attn_ext.cli.bench.workload import (
     BATCH_MASK,
     EXPANDED_PADDING,
+    FULL_BIAS,
     HEAD_BIAS,
     LOW_PADDING_BIAS,
     PADDING_MASK,
@@ -62,8 +63,8 @@ def test_no_row_holds_more_than_a_gpu_does(load):
     assert 2 * load.dtype.itemsize * (of_queries + of_keys) <= 8 * GIB
     square = load.seqlen * load.num_keys * load.dtype.itemsize
     is_alibi_a_bias = load.has_alibi and not set(load.peers).isdisjoint(SDPA_BACKENDS)
-    heads = load.num_heads if load.bias == HEAD_BIAS or is_alibi_a_bias else 0
-    entries = load.batch if load.mask == BATCH_MASK else 0
+    heads = load.num_heads if load.bias in (HEAD_BIAS, FULL_BIAS) or is_alibi_a_bias else 0
+    entries = load.batch if load.mask == BATCH_MASK or load.bias == FULL_BIAS else 0
     assert (heads + entries + heads * entries) * square <= 8 * GIB
 
 
@@ -97,6 +98,7 @@ def test_slopes_and_sinks_are_those_of_the_papers():
         dict(has_alibi=True, causal=True),
         dict(bias=HEAD_BIAS, mask=PADDING_MASK, extras_need_grad=True),
         dict(bias=HEAD_BIAS, mask=BATCH_MASK, extras_need_grad=True),
+        dict(bias=FULL_BIAS, extras_need_grad=True),
         dict(mask=EXPANDED_PADDING),
         dict(bias=LOW_PADDING_BIAS),
     ],

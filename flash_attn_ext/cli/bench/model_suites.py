@@ -13,6 +13,7 @@ from flash_attn_ext.cli.bench.feature_suites import SOFTCAP, gpt_oss
 from flash_attn_ext.cli.bench.workload import (
     BATCH_MASK,
     EXPANDED_PADDING,
+    FULL_BIAS,
     HEAD_BIAS,
     LOW_PADDING_BIAS,
     PADDING_BIAS,
@@ -42,6 +43,11 @@ def _with_biases() -> Iterator[Workload]:
     256 residues."""
     trained: dict[str, Any] = dict(bias=HEAD_BIAS, extras_need_grad=True)
     yield _row("Swin windows", (4096, 6, 49, 32), OF_BIASES, mask=BATCH_MASK, **trained)
+    # timm adds the mask of shifted windows to the bias, so that each window has its own. A Graphormer's bias is of the
+    # pairs of a graph's nodes.
+    own: dict[str, Any] = trained | dict(bias=FULL_BIAS)
+    yield _row("Swin, shifted windows", (4096, 6, 49, 32), ("efficient", "math"), **own)
+    yield _row("Graphormer", (64, 32, 64, 24), ("efficient", "math"), **own)
     yield _row("Evoformer rows", (256, 4, 256, 32), OF_BIASES, mask=PADDING_MASK, **trained)
     yield _row("T5-XL", (8, 32, 512, 64), OF_BIASES, **trained)
     yield _row("T5, dropout", (8, 12, 512, 64), ("efficient", "math"), dropout_p=0.1, **trained)
@@ -74,6 +80,8 @@ def _images() -> Iterator[Workload]:
     yield _row("SDXL, text of 77", (4, 10, 4096, 64), FUSED, seqlen_k=77)
     yield _row("Flux", (1, 24, 4608, 128), (*FUSED, "fa3", "fa4"))
     yield _row("Wan 2.1", (1, 12, 32760, 128), OF_LONG)
+    yield _row("Wan 2.1, text of 512", (1, 12, 32760, 128), OF_LONG, seqlen_k=512)
+    yield _row("SegFormer", (8, 1, 16384, 64), FUSED, seqlen_k=256)  # its first stage, whose keys are pooled
 
 
 def _few_queries() -> Iterator[Workload]:

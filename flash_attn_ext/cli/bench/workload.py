@@ -17,7 +17,8 @@ FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 SQUARE_MASK, PADDING_MASK, BATCH_MASK = "mask [S,S]", "mask [B,1,1,S]", "mask [B,1,S,S]"
 EXPANDED_PADDING = "padding [B,1,S,S]"  # of which every row of queries is stored, as transformers does
 T5_TABLE, SWIN_TABLE = "table of T5", "table of Swin"
-SQUARE_BIAS, HEAD_BIAS, PADDING_BIAS = "bias [S,S]", "bias [1,H,S,S]", "bias [B,1,1,S]"
+SQUARE_BIAS, HEAD_BIAS, FULL_BIAS = "bias [S,S]", "bias [1,H,S,S]", "bias [B,H,S,S]"
+PADDING_BIAS = "bias [B,1,1,S]"
 LOW_PADDING_BIAS = "bias [B,1,1,S] of finfo.min"  # for padding; PADDING_BIAS has -inf
 # The value of `own` for our function by its name. Our call is then PyTorch's function, with its operators replaced
 # through torch.nn.attention.
@@ -177,8 +178,8 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
         inputs.mask = _tokens(workload, device).expand(shape).contiguous()
     if workload.bias == SQUARE_BIAS:
         inputs.bias = normal(*square)
-    elif workload.bias == HEAD_BIAS:
-        inputs.bias = normal(1, workload.num_heads, *square)
+    elif workload.bias in (HEAD_BIAS, FULL_BIAS):
+        inputs.bias = normal(1 if workload.bias == HEAD_BIAS else workload.batch, workload.num_heads, *square)
     elif workload.bias == PADDING_BIAS:
         inputs.bias = q.new_zeros(()).where(_tokens(workload, device), float("-inf"))
     elif workload.bias == LOW_PADDING_BIAS:
