@@ -61,7 +61,7 @@ struct LoopOrder {
   static constexpr int64_t kWorkBytes = 112;  // of a KeyTileWork, which describes a key tile to a kernel
 
   uint32_t pairs = 0;            // numbered (batch entry * key heads + key head) * kv_group_shares + share
-  uint32_t kv_group_shares = 1;  // into which a KV group is divided
+  uint32_t kv_group_shares = 1;  // into which a KV group is divided: its query heads, or in cyclic order query tiles
   uint32_t tiles = 0;            // key tiles of the longest sequence
   uint32_t log2_phases = 0;
   uint32_t phase_tiles = 0;       // key tiles of a pair and a phase, at most

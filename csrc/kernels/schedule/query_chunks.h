@@ -8,7 +8,7 @@
 // do.
 //
 // In cyclic order each chunk has a cycle of its own: a key tile wraps around in the chunk, and ranks follow from the
-// chunk's number of queries.
+// chunk's query tiles.
 #pragma once
 
 #include "kernels/schedule/loop_order.h"

@@ -55,7 +55,7 @@ template <class Element, class Acc>
 struct BiasPairs {
   static_assert(Acc::kRowTiles == 1 && Acc::kColumnTiles % 2 == 0);
 
-  // Calls function(r, j, low, high) with each pair. words(i): those of two column tiles, and two rows of each.
+  // Calls function(r, j, low, high) with each pair. words(i) returns the four pairs of column tiles 2i and 2i + 1.
   template <class Words, class Function>
   __device__ __forceinline__ static void for_each(Words&& words, Function&& function) {
     const auto call = [&](int r, int j, uint32_t pair) {
@@ -127,8 +127,8 @@ struct BiasInRegisters {
 };
 
 // The bias of a sequence that has its own, as it lies in memory: the row of each query, from the multiple of 16 bytes
-// before it on. So the loads overlap the sequence before, and rows may begin anywhere. The chunks of a row are rotated
-// by its number, so that the rows of a warp's threads lie in different banks.
+// before it on. The copies overlap the computation of the preceding sequence, and rows may begin anywhere. The chunks
+// of a row are rotated by its number, so that the rows of a warp's threads lie in different banks.
 template <class Element, int kThreads>
 struct CopiedBias {
   static constexpr int kChunkBytes = 16;
@@ -136,7 +136,8 @@ struct CopiedBias {
 
   unsigned char rows[kBiasStationaryTokens][kRowBytes];
 
-  // Whether each batch entry has a bias of its own, whose rows fit: either they are short, or they begin at chunks.
+  // Whether each batch entry has a bias of its own, whose rows fit kRowBytes from the preceding multiple of 16 bytes
+  // on.
   static bool fits(const attention::AttentionParams& p) {
     constexpr int64_t kChunk = kChunkBytes / sizeof(Element);
     const attention::BroadcastView& bias = p.score_mod.bias;
@@ -146,8 +147,8 @@ struct CopiedBias {
     return begins_at_chunks || p.sequences.max_seqlen_k + kChunk - 1 <= kBiasStationaryTokens;
   }
 
-  // Issues the copies; the thread commits them with its others. Chunks at the ends of a row may hold other elements
-  // than the row's, never bytes of another allocation.
+  // Issues the copies; the thread commits them with its others. The first chunk of a row may begin up to 14 bytes
+  // before it, but not before its allocation, which begins at a multiple of 16 bytes.
   __device__ __forceinline__ void copy(const attention::BroadcastView& bias, const HeadCoord& coord) {
     constexpr int kThreadsPerRow = kThreads / kBiasStationaryTokens;
     const int query = static_cast<int>(threadIdx.x) / kThreadsPerRow;
@@ -161,7 +162,9 @@ struct CopiedBias {
     for (int chunk = 0; chunk < kRowBytes / kChunkBytes; chunk += kThreadsPerRow) {
       const uintptr_t source = (begin / kChunkBytes + own_chunk + chunk) * kChunkBytes;
       const uint32_t place = (query + own_chunk + chunk) * kChunkBytes % kRowBytes;
-      if (source < end) ptx::copy_async_16(target + place, reinterpret_cast<const void*>(source), kChunkBytes);
+      if (source >= end) break;
+      const auto bytes = static_cast<uint32_t>(min(end - source, uintptr_t{kChunkBytes}));
+      ptx::copy_async_16(target + place, reinterpret_cast<const void*>(source), bytes);
     }
   }
 

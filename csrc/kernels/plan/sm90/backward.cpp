@@ -182,8 +182,8 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
 constexpr int64_t kLeastTilesOfChunk = 64;
 
 // Whether a call may be divided into query chunks. Where a window hides the keys before it, L2 holds the queries that
-// see the key tiles in flight. In split-KV there are few queries. Shares of query tiles are as good as chunks. Only
-// scale-only kernels have query chunks.
+// see the key tiles in flight. In split-KV there are few queries. Shares of query tiles run at the same time
+// instead. Only scale-only kernels have query chunks.
 bool may_chunk_queries(const BackwardParams& p, const LoopOrder& order) {
   return score_mode_sm90(p) == ScoreMode::kScaleOnly && !order.split_kv && !order.shares_query_tiles() &&
          p.visibility.left == attention::Visibility::kUnbounded;
@@ -269,6 +269,7 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   plan.order = order;
   if (const QueryChunks chunks = choose_query_chunks(p, order, limits); chunks.present()) {
     const LoopOrder of_chunks = loop_order(p, limits.sms, chunks.tiles);
+    // A chunk alone may have shares, which kernels for chunks do not know.
     if (may_chunk_queries(p, of_chunks)) plan.pairs_per_launch = count_pairs_per_launch(p, of_chunks, limits);
     if (plan.pairs_per_launch > 0) {
       plan.order = of_chunks;

@@ -14,8 +14,8 @@ namespace {
 
 using attention::BackwardParams;
 
-// The thresholds of this file were measured: docs/kernels/log/sm90_backward.md, "Figures behind constants" and "Few keys
-// of many queries".
+// The thresholds of this file were measured: docs/kernels/log/sm90_backward.md, "Figures behind constants" and "Few
+// keys of many queries".
 
 // In split-KV, an upper bound on (iterations of a key tile) * (accumulators of dQ) / (key tiles in flight). More
 // accumulators take memory.
@@ -93,19 +93,20 @@ void add_phases_of_cycle(LoopOrder& order, sm90::HeadDims dims, int64_t query_ti
   order.head_group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.phase_tiles, 1));
 }
 
-// About how many iterations a cyclic order takes, one after the other. query_tiles: of a head.
+// Estimates the critical path of a cyclic order, in iterations. query_tiles: of a head.
 double cost_of_cycle(LoopOrder order, const BackwardParams& p, int64_t query_tiles, int64_t blocks) {
   constexpr double kCostOfTile = 5;   // beside its iterations
   constexpr double kCostOfSum = 0.5;  // of the partial dK and dV of one share
   constexpr double kWithoutL2 = 1.25;
-  constexpr double kL2Bytes = 50 << 20;
+  constexpr double kL2Bytes = 50 << 20;  // of an H100 and an H200
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const int64_t of_share = attention::ceil_div(query_tiles, order.kv_group_shares);
   order.pairs *= order.kv_group_shares;
   add_phases_of_cycle(order, dims, query_tiles / order.kv_group_shares, blocks);
   const int64_t pairs_at_once = order.head_group_pairs;
   const int64_t rounds = attention::ceil_div(order.pairs, pairs_at_once) << order.log2_phases;
-  // Sums of dQ, Q and dO of the shares in flight. One key tile has no sums.
+  // Bytes of dQ accumulators, Q and dO of the shares in flight. With a single key tile, dQ is not accumulated in
+  // memory.
   const int64_t in_flight = std::min<int64_t>(order.pairs, pairs_at_once);
   const double bytes = static_cast<double>(in_flight * of_share * LoopOrder::kQueries * 4 * (dims.qk + dims.v));
   const double factor = order.tiles > 1 && bytes > kL2Bytes ? kWithoutL2 : 1;
@@ -114,7 +115,8 @@ double cost_of_cycle(LoopOrder order, const BackwardParams& p, int64_t query_til
 }
 
 // Into how many shares a head's query tiles are divided where every query sees every key. Few key tiles, as those of a
-// text that an image attends to, would leave CTAs idle.
+// text that an image attends to, would leave CTAs idle. The memory of their sums is bounded here, and not by the
+// workspace of materialised scores.
 uint32_t count_query_shares(const LoopOrder& whole, const BackwardParams& p, int64_t query_tiles, int64_t blocks) {
   constexpr int64_t kMostKeyTiles = 8;  // of a head
   constexpr int64_t kLeastQueryTiles = 4;
@@ -165,6 +167,7 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
     });
     order.log2_accumulators = order.log2_phases;
   } else if (order.cyclic) {
+    // Until here there is one share. The lists of iterations that a mask leaves are those of whole heads.
     if (!p.score_mod.hides_keys()) order.kv_group_shares = count_query_shares(order, p, query_tiles, blocks);
     order.pairs *= order.kv_group_shares;
     add_phases_of_cycle(order, dims, query_tiles / order.kv_group_shares, blocks);

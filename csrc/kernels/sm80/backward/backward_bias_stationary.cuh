@@ -8,11 +8,12 @@
 // dBias is the sum of dS over batch entries. Each thread keeps the sums of its scores in registers, and writes them
 // once, at the end. sum_dbias_partials_kernel adds those of the CTAs of a head in a fixed order.
 //
-// Where each batch entry has a bias of its own, its dBias is dS.
+// Where each batch entry has a bias of its own, the dBias of an entry is its dS.
 //
 // Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, the statistics of the queries, and dS. Above
 // head dim 64 there is one stage, without O. There are three barriers for each sequence: its loads have arrived, its
-// statistics are complete, and its dS is complete. With one stage, a fourth one is before the next loads.
+// statistics are complete, and its dS is complete. With one stage, or a bias of each sequence, a fourth one is before
+// the next loads.
 #pragma once
 
 #include <type_traits>
@@ -122,7 +123,9 @@ struct BackwardBiasStationaryKernel {
     dbias.clear();
     const BatchEntries entries = batch_entries(p);
     const bool any_flagged = iterate(entries);
-    if (p.dbias_partials != nullptr) store_dbias_partial();
+    if constexpr (!kOwnBias) {
+      if (p.dbias_partials != nullptr) store_dbias_partial();
+    }
     if (any_flagged) repair_flagged<BackwardBiasStationaryKernel>(p, entries);
   }
 
@@ -356,7 +359,8 @@ struct BackwardBiasStationaryKernel {
     }
   }
 
-  // dBias of a sequence that has a bias of its own: its dS. Only kernels of kOwnBias have registers for pairs of keys.
+  // dBias of a sequence that has a bias of its own: its dS. Other kernels than those of kOwnBias hold sums of dBias in
+  // registers, and have none left for pairs of keys.
   __device__ __forceinline__ void store_dbias_of(const HeadCoord& coord) const {
     const attention::BiasGradient& g = p.dbias;
     const int64_t first = coord.sequence.batch * g.batch_stride + coord.head * g.head_stride;
@@ -474,7 +478,9 @@ cudaError_t backward_bias_stationary(const BackwardParams& p, const BackwardPlan
     using Kernel = BackwardBiasStationaryKernel<Element, kConfig, false>;
     if constexpr (Kernel::kLoadsAhead) {
       using OwnBiasKernel = BackwardBiasStationaryKernel<Element, kConfig, true>;
-      if (OwnBiasKernel::OwnBias::fits(p)) return launch_backward_bias_stationary<OwnBiasKernel>(p, plan, stream);
+      const bool sums = p.dbias.present() && !p.dbias.per_batch;
+      if (!sums && OwnBiasKernel::OwnBias::fits(p))
+        return launch_backward_bias_stationary<OwnBiasKernel>(p, plan, stream);
     }
     return launch_backward_bias_stationary<Kernel>(p, plan, stream);
   });

@@ -5,8 +5,8 @@
 // entries share is read once, and stays in shared memory. Each warp owns 16 queries. Shared memory: the bias, and two
 // stages of Q, K, V and mask bits, or one above head dim 64. With two, the loads of the next sequence overlap the
 // current one, and one barrier for each sequence says both that its loads have arrived and that no warp reads the other
-// stage any more. Where each batch entry has a bias of its own, it is loaded ahead, too. Threads read it to registers
-// first, so that its place is free for the next one.
+// stage any more. Where each batch entry has a bias of its own, it is loaded ahead, too. Threads then read it to
+// registers first, and a second barrier says that its place is free for the next one.
 #pragma once
 
 #include "kernels/common/launch/launch_early.cuh"

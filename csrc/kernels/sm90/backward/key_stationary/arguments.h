@@ -44,7 +44,9 @@ struct alignas(16) KeyTileWork {
   int iterations;         // over all of its heads
   int index;              // the key tile's index among those of all key heads
   LoopOrder::Contributor contributor;
-  TileRange own[LoopOrder::kKeyWarpgroups];  // the query tiles that see a warpgroup's keys
+  // The query tiles that see a warpgroup's keys, of those from begin on to end. Where there are none, end may be less
+  // than begin.
+  TileRange own[LoopOrder::kKeyWarpgroups];
 
   FLASH_HOST_DEVICE attention::Sequence sequence() const {
     return {batch, query_begin, key_begin, contributor.num_queries, contributor.num_keys};

@@ -82,7 +82,7 @@ struct ChunkSums {
   }
 };
 
-// Partial dK and dV of key tiles where each share of the KV group's query heads is a work tile of its own
+// Partial dK and dV of key tiles where each share of a KV group is a work tile of its own
 // (LoopOrder::kv_group_shares).
 template <class Traits>
 struct KvGroupShareSums {
