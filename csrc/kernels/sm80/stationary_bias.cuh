@@ -137,14 +137,19 @@ struct CopiedBias {
   unsigned char rows[kBiasStationaryTokens][kRowBytes];
 
   // Whether each batch entry has a bias of its own, whose rows fit kRowBytes from the preceding multiple of 16 bytes
-  // on.
+  // on, and the last of which ends at one. A copy of fewer than 16 bytes reads no more, but compute-sanitizer takes it
+  // for one of 16.
   static bool fits(const attention::AttentionParams& p) {
     constexpr int64_t kChunk = kChunkBytes / sizeof(Element);
     const attention::BroadcastView& bias = p.score_mod.bias;
     if (!bias.present() || bias.batch_stride == 0 || bias.key_stride != 1) return false;
     const bool begins_at_chunks = reinterpret_cast<uintptr_t>(bias.data) % kChunkBytes == 0 &&
                                   (bias.batch_stride | bias.head_stride | bias.query_stride) % kChunk == 0;
-    return begins_at_chunks || p.sequences.max_seqlen_k + kChunk - 1 <= kBiasStationaryTokens;
+    const int64_t last_row = (p.batch - 1) * bias.batch_stride + (p.num_heads_q - 1) * bias.head_stride +
+                             (p.sequences.max_seqlen_q - 1) * bias.query_stride;
+    const auto* const end = static_cast<const Element*>(bias.data) + last_row + p.sequences.max_seqlen_k;
+    return reinterpret_cast<uintptr_t>(end) % kChunkBytes == 0 &&
+           (begins_at_chunks || p.sequences.max_seqlen_k + kChunk - 1 <= kBiasStationaryTokens);
   }
 
   // Issues the copies; the thread commits them with its others. The first chunk of a row may begin up to 14 bytes
