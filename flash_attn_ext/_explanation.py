@@ -75,8 +75,8 @@ class Plan:
     dq_accumulators: int | None = None
     """How many accumulators of dQ a query tile has under split-KV, if more than one."""
     group_shares: int | None = None
-    """Into how many shares a KV group is divided, if more than one: its query heads, or in cyclic order the query tiles
-    of each. Each share has its own work tiles."""
+    """Into how many shares a KV group is divided, if more than one. A share has some of its query heads, or in cyclic
+    order some query tiles of each. It has its own work tiles."""
     pre_signals_dq: bool = False
     """Whether a reducer warp is signalled before the dQ that it will add is computed."""
     adds_statistics: bool = False
