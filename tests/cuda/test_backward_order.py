@@ -1,4 +1,5 @@
-"""Hopper's key-stationary backward kernel, whose CTAs add to dQ in a fixed order: edges of tiles, few CTAs, and NaN.
+"""Hopper's key-stationary backward kernel, whose CTAs add to dQ in a fixed order: edges of tiles, few CTAs, few keys
+whose queries are divided into shares, and NaN.
 
 CTAs wait for each other. FLASH_ATTN_EXT_MULTIPROCESSORS has a plan made for a GPU with so many SMs, and as many CTAs
 are launched. Whatever that number is, the launch comes to an end. Its gradients obey the error rule and are bitwise
@@ -23,10 +24,12 @@ from support.checks import (
     check_packed_drawn,
 )
 from support.disturbance import assert_repeats
+from support.errors import assert_same_answer
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
+from support.runners import run_ours
 
-SM_COUNTS = (1, 2, 3, 7, 20, 132)
+SM_COUNTS = (1, 2, 3, 7, 20, 31, 132)
 RUNS = 100
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
@@ -49,6 +52,24 @@ EDGES = [
     for sq, sk in LENGTHS + FEW_QUERIES
     for mask in MASKS
 ]
+# Few keys: of one share, and of several shares of one to five key tiles, whose last query tile may be one query.
+FEW_KEYS = ((300, 77), (1024, 20), (1025, 64), (1500, 129), (2049, 256), (4000, 300), (3137, 600))
+SCORES = (
+    dict(),
+    dict(dropout_p=0.2),
+    dict(softcap=8.0),
+    dict(sink=True, dlse=True),
+    dict(bias="b11k", dlse=True),
+    dict(mask="b1qk"),  # has no shares
+)
+SHARES = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, **SCORES[(n + i) % len(SCORES)])
+    for i, (d, dv, kv_heads) in enumerate(((64, 64, 4), (128, 128, 2), (96, 40, 1), (40, 64, 2)))
+    for n, (sq, sk) in enumerate(FEW_KEYS)
+]
+SHARES += [Case(sq=1500, sk=sk, heads=2, d=d, **scores) for d in (64, 128) for sk in (80, 200) for scores in SCORES]
+SHARES += [Case(sq=1600, sk=sk, heads=3, d=64, bias=bias, dlse=True) for sk in (80, 200) for bias in ("1hqk", "11qk")]
+SHARES += [Case(sq=1024, sk=1, heads=2, d=d) for d in (64, 128)]
 PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, dlse=True, **mask))
     for d in (64, 80, 128)
@@ -63,11 +84,22 @@ PACKED = [
     PackedCase((1100, 0, 65, 1300), (1100, 40, 129, 1300), Case(d=d, heads=8, kv_heads=2, causal="bottom_right"))
     for d in (64, 80, 128)
 ]
+PACKED += [
+    PackedCase((2000, 0, 65, 704, 64), (304, 40, 129, 0, 1), Case(d=d, heads=4, kv_heads=2, **scores))
+    for d in (64, 80, 128)
+    for scores in (dict(), dict(softcap=8.0), dict(dropout_p=0.1, dlse=True))
+]
 FEW_CTAS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)
     for d in (64, 80, 128)
     for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4), (1200, 1200, 1), (100, 3000, 2))
     for mask in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
+]
+FEW_CTAS += [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, **scores)
+    for d in (64, 96, 128)
+    for sq, sk, kv_heads in ((1500, 77, 2), (2100, 300, 4))
+    for scores in (dict(), dict(dropout_p=0.2))
 ]
 REPEATED = [
     Case(sq=sq, sk=sk, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **mask)
@@ -75,10 +107,16 @@ REPEATED = [
     for d, kv_heads in ((64, 8), (96, 4), (128, 2))
     for mask in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
 ]
+REPEATED += [
+    Case(sq=3000, sk=sk, batch=2, heads=8, kv_heads=kv_heads, d=d, dlse=True, **scores)
+    for d, kv_heads in ((64, 8), (96, 4), (128, 2))
+    for sk in (77, 400)
+    for scores in (dict(), dict(dropout_p=0.1))
+]
 
 
 @over_16_bits
-@over_cases(EDGES)
+@over_cases(EDGES + SHARES)
 def test_edges_of_tiles(case, dtype, gpu):
     check_case(case, dtype, gpu)
 
@@ -120,6 +158,19 @@ def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
     """Causal: the keys behind the last query, and in packed batches what follows a sequence."""
     inputs = make_inputs(Case(sq=700, sk=900, d=d, heads=2, causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, 700, poison, gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [64, 128])
+def test_nan_of_a_query_reaches_no_other_query(d, dtype, gpu):
+    """But the gradients of all keys."""
+    inputs = make_inputs(Case(sq=2000, sk=200, d=d, heads=2), dtype, "cuda")
+    clean = run_ours(inputs, gpu)
+    inputs.q[:, :, 1000] = math.nan
+    spoilt = run_ours(inputs, gpu)
+    others = torch.arange(2000, device="cuda") != 1000
+    assert_same_answer(spoilt["dq"][:, :, others], clean["dq"][:, :, others], gpu, "dq")
+    assert bool(spoilt["dk"].isnan().all()) and bool(spoilt["dv"].isnan().all())
 
 
 def test_the_first_call_of_a_thread():

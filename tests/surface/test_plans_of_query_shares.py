@@ -7,8 +7,6 @@ import pytest
 
 from support.plans import KEY_STATIONARY, Call, label, mismatches
 
-KIB = 1024
-
 
 def hopper(sq: int, sk: int, heads: int, **more) -> Call:
     options = {"backend": "sm90"} | more.pop("options", {})

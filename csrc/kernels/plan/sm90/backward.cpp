@@ -206,15 +206,6 @@ QueryChunks choose_query_chunks(const BackwardParams& p, const LoopOrder& order,
   return {.tiles = static_cast<int>(tiles), .count = static_cast<int>(attention::ceil_div(longest, tiles))};
 }
 
-// The bytes of partial dK and dV of a key tile.
-int64_t partial_sums_bytes(sm90::HeadDims dims) {
-  return LoopOrder::kKeys * (dims.qk + dims.v) * int64_t{sizeof(float)};
-}
-// Those of a pair.
-int64_t partial_sums_bytes(const LoopOrder& order, sm90::HeadDims dims) {
-  return order.tiles * partial_sums_bytes(dims);
-}
-
 // For how many parts of key tiles a call with a mask has room: two for each CTA. In cyclic order every key tile sees
 // every query, and where key tiles have few iterations no part would be worth its partial sums.
 int count_part_sums(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, const Limits& limits) {

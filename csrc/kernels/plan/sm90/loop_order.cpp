@@ -123,17 +123,20 @@ uint32_t count_query_shares(const LoopOrder& whole, const BackwardParams& p, int
   constexpr int64_t kMostSumBytes = 128 << 20;
   if (whole.pairs == 0 || whole.tiles == 0 || whole.tiles > kMostKeyTiles) return 1;
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
-  const int64_t sum_bytes = int64_t{whole.pairs} * whole.tiles * LoopOrder::kKeys * 4 * (dims.qk + dims.v);
+  const int64_t sum_bytes = whole.pairs * partial_sums_bytes(whole, dims);
   // With shorter shares, the key tiles of a head would wait for each other's dQ.
   const int64_t shortest = std::max<int64_t>(2 * whole.tiles, kLeastQueryTiles);
   const int64_t most = std::min(query_tiles / shortest, kMostSumBytes / sum_bytes);
-  LoopOrder best = whole;
-  const auto cost = [&](const LoopOrder& order) { return cost_of_cycle(order, p, query_tiles, blocks); };
-  for (LoopOrder order = whole; order.kv_group_shares <= most; ++order.kv_group_shares) {
-    if (cost(order) < cost(best)) best = order;
-  }
+  uint32_t best = 1;
   // Sums take memory, so shares must save at least a tenth.
-  return cost(best) <= 0.9 * cost(whole) ? best.kv_group_shares : 1;
+  double least = 0.9 * cost_of_cycle(whole, p, query_tiles, blocks);
+  for (LoopOrder order = whole; ++order.kv_group_shares <= most;) {
+    const double cost = cost_of_cycle(order, p, query_tiles, blocks);
+    if (cost >= least) continue;
+    least = cost;
+    best = order.kv_group_shares;
+  }
+  return best;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "attention/params.h"
+#include "kernels/config/sm90.h"
 #include "kernels/plan/plan.h"
 #include "kernels/schedule/loop_order.h"
 
@@ -100,6 +101,15 @@ inline constexpr int kKeyStationaryStatistics = 8;
 
 // The order in which `blocks` persistent CTAs fetch key tiles. query_tiles: of a head that a launch computes, at most.
 LoopOrder loop_order(const attention::BackwardParams& params, int64_t blocks, int64_t query_tiles);
+
+// The bytes of partial dK and dV of a key tile.
+inline int64_t partial_sums_bytes(sm90::HeadDims dims) {
+  return LoopOrder::kKeys * (dims.qk + dims.v) * int64_t{sizeof(float)};
+}
+// Those of a pair.
+inline int64_t partial_sums_bytes(const LoopOrder& order, sm90::HeadDims dims) {
+  return order.tiles * partial_sums_bytes(dims);
+}
 
 // Whether a backward call takes the query-stationary kernel, in which few queries stay and their keys stream past, and
 // the plan of such a call.
