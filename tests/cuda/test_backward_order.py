@@ -60,6 +60,7 @@ SCORES = (
     dict(softcap=8.0),
     dict(sink=True, dlse=True),
     dict(bias="b11k", dlse=True),
+    dict(mask="b11k", padding=True),
     dict(mask="b1qk"),  # has no shares
 )
 SHARES = [

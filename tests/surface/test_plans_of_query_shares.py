@@ -33,12 +33,21 @@ PLANS = [
     # SMs are full, keys are many, or the order is not cyclic.
     (hopper(2048, 32, 4, batch=64), dict(group_shares=None)),
     (hopper(8192, 1025, 4), dict(group_shares=None)),
-    (hopper(4096, 77, 10, batch=4, mask=(4, 1, 1, 77)), dict(group_shares=None, score_mode="mask")),
+    (hopper(4096, 77, 10, batch=4, mask=(4, 1, 4096, 77)), dict(group_shares=None, score_mode="mask")),
     (hopper(4096, 77, 10, options={"window": (None, 100)}), dict(group_shares=None, cyclic=False)),
     # Other scores.
     (hopper(4096, 77, 10, batch=4, options={"dropout_p": 0.1}), dict(group_shares=3, score_mode="dropout")),
     (hopper(4096, 77, 10, batch=4, options={"softcap": 9.0}), dict(group_shares=3, score_mode="softcap")),
     (hopper(4096, 77, 10, batch=4, bias=(4, 1, 1, 77)), dict(group_shares=3, score_mode="key bias")),
+    # A mask of keys is written as a bias where that allows shares, and not where SMs are full.
+    (
+        hopper(4096, 77, 10, batch=4, mask=(4, 1, 1, 77)),
+        dict(group_shares=3, score_mode="key bias", workspace={"mask as a bias": 4 * 77 * 2}),
+    ),
+    (hopper(2048, 32, 4, batch=64, mask=(64, 1, 1, 32)), dict(group_shares=None, score_mode="mask")),
+    # Key tiles of padding are left out where each SM has 32 iterations or more.
+    (hopper(4096, 300, 16, batch=4, mask=(4, 1, 1, 300)), dict(workspace={"keys before padding": 4 * 4})),
+    (hopper(4096, 300, 16, mask=(1, 1, 1, 300)), dict(score_mode="key bias", workspace={"keys before padding": 0})),
 ]
 
 

@@ -78,6 +78,9 @@ def _images() -> Iterator[Workload]:
     yield _row("AnimateDiff", (2048, 8, 16, 80), FUSED)  # the 16 frames at each of 2 x 32 x 32 places
     yield _row("SDXL", (4, 10, 4096, 64), FUSED)
     yield _row("SDXL, text of 77", (4, 10, 4096, 64), FUSED, seqlen_k=77)
+    # The padding of a prompt is hidden.
+    padded: dict[str, Any] = dict(seqlen_k=300, mask=PADDING_MASK)
+    yield _row("PixArt, text of 300", (4, 16, 4096, 72), ("efficient", "cudnn"), **padded)
     yield _row("Flux", (1, 24, 4608, 128), (*FUSED, "fa3", "fa4"))
     yield _row("Wan 2.1", (1, 12, 32760, 128), OF_LONG)
     yield _row("Wan 2.1, text of 512", (1, 12, 32760, 128), OF_LONG, seqlen_k=512)

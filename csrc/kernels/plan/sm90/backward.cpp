@@ -240,11 +240,14 @@ uint32_t count_pairs_per_launch(const BackwardParams& p, const LoopOrder& order,
 }
 
 // Whether key tiles at the end of a batch entry are left out where the bias of all of their keys is -inf, as that of
-// padding is. Counting takes a launch of its own, so not where there are few tiles.
-bool counts_keys_before_padding(const BackwardParams& p, const LoopOrder& order) {
+// padding is. Counting takes launches of its own, so not where there are few tiles, or few iterations of shares.
+bool counts_keys_before_padding(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, int64_t ctas) {
   constexpr uint32_t kLeastTiles = 4;
-  return key_bias_score(p) && !is_packed(p) && p.score_mod.bias.head_stride == 0 && order.tiles >= kLeastTiles &&
-         !order.split_kv;
+  constexpr int64_t kLeastIterationsOfCta = 32;
+  if (!key_bias_score(p) || is_packed(p) || p.score_mod.bias.head_stride != 0 || order.split_kv) return false;
+  if (!order.shares_query_tiles()) return order.tiles >= kLeastTiles;
+  const int64_t iterations = p.batch * p.num_heads_q * order.tiles * query_tiles;
+  return order.tiles > 1 && iterations >= kLeastIterationsOfCta * ctas;
 }
 
 BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
@@ -278,7 +281,7 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   constexpr int64_t kFloat = sizeof(float);
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
-  if (counts_keys_before_padding(p, plan.order)) {
+  if (counts_keys_before_padding(p, plan.order, longest, limits.sms)) {
     parts.keys_before_padding = append(parts.bytes, p.batch * int64_t{sizeof(int32_t)});
   }
   if (p.score_mod.hides_keys()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));

@@ -11,12 +11,14 @@ namespace flash_attn_ext::plan {
 
 using attention::BackwardParams;
 
-// The plan of a call with a mask of keys beside dropout, with the mask as a key bias, which needs no lists of
-// iterations. There is none where the key-stationary kernel does not take the call.
+// The plan of a call with a mask of keys, with the mask as a key bias, which needs no lists of iterations. There is
+// none where the key-stationary kernel does not take the call, or would be faster with the lists: without dropout, that
+// is where the query tiles of a head are not divided.
 std::optional<BackwardPlan> plan_backward_mask_as_bias(const BackwardParams& p, const Limits& limits) {
   if (!may_have_mask_as_bias(p)) return std::nullopt;
   BackwardPlan plan = plan_backward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
   if (plan.kernels != BackwardKernels::kKeyStationary) return std::nullopt;
+  if (!p.dropout.enabled() && !plan.order.shares_query_tiles()) return std::nullopt;
   plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));
   return plan;
 }

@@ -344,7 +344,7 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
 // The plan of a call with a mask of keys beside dropout, with the mask as a key bias: longer calls skip padding as
 // intervals. There is none where no kernel of a key bias and dropout would run.
 std::optional<ForwardPlan> plan_mask_as_bias(const attention::ForwardParams& p, const Limits& limits) {
-  if (!may_have_mask_as_bias(p) || longest(p) > kShortTokens) return std::nullopt;
+  if (!p.dropout.enabled() || longest(p) > kShortTokens || !may_have_mask_as_bias(p)) return std::nullopt;
   ForwardPlan plan = plan_forward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
   if (plan.score != ScoreMode::kKeyBiasDropout) return std::nullopt;
   plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));

@@ -51,9 +51,8 @@ bool has_only_key_mask(const attention::AttentionParams& p) {
 }
 
 bool may_have_mask_as_bias(const attention::AttentionParams& p) {
-  if (!p.dropout.enabled() || !p.score_mod.mask.is_of_keys() || p.score_mod.bias.present() || is_packed(p))
-    return false;
-  return key_bias_score(attention::with_mask_as_bias(p, p.score_mod.mask.data)) == ScoreMode::kKeyBiasDropout;
+  if (!p.score_mod.mask.is_of_keys() || p.score_mod.bias.present() || is_packed(p)) return false;
+  return key_bias_score(attention::with_mask_as_bias(p, p.score_mod.mask.data)).has_value();
 }
 
 bool may_align_bias(const attention::AttentionParams& p, const Limits& limits) {

@@ -49,8 +49,8 @@ std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& params
 // Whether scores are scaled by a positive number, and a mask hides the same keys from all queries of a head.
 bool has_only_key_mask(const attention::AttentionParams& params);
 
-// Whether a call has a mask of keys beside dropout, and nothing else that changes scores. Kernels of a key bias and
-// dropout take it, once the mask is written as a bias.
+// Whether a call has a mask of keys, and nothing else that changes scores but dropout. Kernels of a key bias take it,
+// once the mask is written as a bias.
 bool may_have_mask_as_bias(const attention::AttentionParams& params);
 
 // Whether a call has a 16-bit bias for each query and key whose rows are not contiguous or do not begin at multiples of
