@@ -152,6 +152,7 @@ FLASH_WGMMAS_RS(multiply_rows_async, "0", 64, FLASH_D32, FLASH_N32, "%32, %33, %
 
 // d = a . b: 16 rows of b.
 FLASH_WGMMAS_RS(multiply_async, "1", 64, FLASH_D32, FLASH_N32, "%32, %33, %34, %35", "%36", "%37")
+FLASH_WGMMAS_RS(multiply_async, "1", 80, FLASH_D40, FLASH_N40, "%40, %41, %42, %43", "%44", "%45")
 FLASH_WGMMAS_RS(multiply_async, "1", 96, FLASH_D48, FLASH_N48, "%48, %49, %50, %51", "%52", "%53")
 FLASH_WGMMAS_RS(multiply_async, "1", 128, FLASH_D64, FLASH_N64, "%64, %65, %66, %67", "%68", "%69")
 FLASH_WGMMAS_RS(multiply_async, "1", 192, FLASH_D96, FLASH_N96, "%96, %97, %98, %99", "%100", "%101")

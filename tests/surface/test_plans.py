@@ -190,8 +190,10 @@ FORWARD_SM90 = [
     (hopper({"scale": -1.0}), dict(score_mode="generic")),
     # Head dims of q and of v.
     (hopper(d=1), dict(head_dims=(64, 64))),
-    (hopper(d=65), dict(head_dims=(96, 96))),
-    (hopper(d=64, dv=65), dict(head_dims=(96, 96))),
+    (hopper(d=65), dict(head_dims=(80, 80))),
+    (hopper(d=64, dv=65), dict(head_dims=(80, 80))),
+    (hopper(d=80), dict(head_dims=(80, 80))),
+    (hopper(d=81), dict(head_dims=(96, 96))),
     (hopper(d=97), dict(head_dims=(128, 128))),
     (hopper(d=96, dv=128), dict(head_dims=(128, 128))),
     (hopper(d=129, dv=1), dict(head_dims=(192, 128))),

@@ -37,7 +37,7 @@ TILES = [
     (Call(700, 1536, options=LAST), dict(ctas_per_sm=2, tile=(128, 64))),
     (Call(700, 1537, options=LAST), dict(tile=(192, 128))),
     (Call(500, options=CAUSAL, sink=True, key_heads=4, d=40), dict(ctas_per_sm=2, tile=(128, 64), head_dims=(64, 64))),
-    (Call(500, options=CAUSAL, dv=65), dict(tile=(128, 128), head_dims=(96, 96))),
+    (Call(500, options=CAUSAL, dv=65), dict(tile=(128, 128), head_dims=(80, 80))),
     (Call(500, options=CAUSAL | {"dropout_p": 0.1}), dict(score_mode="dropout")),
     (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP_SPECIALISED, splits=None)),
     (Call(400, 1536, batch=1, heads=8, options=LAST), dict(kernel=WARP_SPECIALISED, splits=3)),
@@ -59,8 +59,8 @@ TILES = [
     (Call(160, options=CAUSAL), dict(tile=(192, 160))),
     (Call(161, options=CAUSAL), dict(ctas_per_sm=2, tile=(128, 64))),
     # More queries a tile where rows are no whole sectors of 32 bytes, by head dims, lengths and visibility.
-    (Call(257, d=72), dict(head_dims=(96, 96), tile=(192, 112))),
-    (Call(256, d=72), dict(head_dims=(96, 96), tile=(128, 128))),
+    (Call(257, d=72), dict(head_dims=(80, 80), tile=(192, 112))),
+    (Call(256, d=72), dict(head_dims=(80, 80), tile=(128, 128))),
     (Call(729, d=80), dict(tile=(128, 128))),
     (Call(729, d=80, dv=88), dict(tile=(192, 112))),
     (Call(729, d=80, dv=88, batch=1), dict(tile=(128, 112))),
@@ -75,7 +75,7 @@ TILES = [
     # At head dims from 97 to 128 few of them have smaller ones, which cost more where copies bound the call.
     (Call(729, d=104, batch=1), dict(head_dims=(128, 128), tile=(128, 64))),
     (Call(512, d=104), dict(tile=(192, 64))),
-    (Call(729, d=72, batch=1), dict(head_dims=(96, 96), tile=(128, 112))),
+    (Call(729, d=72, batch=1), dict(head_dims=(80, 80), tile=(128, 112))),
     (Call(729, d=72, batch=2), dict(tile=(192, 112))),
     # And windows of up to 4097 keys.
     (Call(8192, d=128, options={"window": (511, 0)}), dict(head_dims=(128, 128), tile=(192, 64))),

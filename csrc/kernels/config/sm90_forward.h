@@ -97,8 +97,14 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true, .row_max = true},
     {.dims = {64, 64}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ctas_per_sm = 2,
      .ping_pong = false, .intra_overlap = false, .tma_store = true, .rounded_sums = true, .row_max = true},
-    // At head dim 96 the sums cannot be of rounded P: the tile of V has no room for columns of ones, and additions
-    // instead are slower in float16 (docs/kernels/log/sm90.md, "Sums of rounded weights by additions").
+    // At head dims 80 and 96 the sums cannot be of rounded P: the tile of V has no room for columns of ones, and
+    // additions instead are slower in float16 (docs/kernels/log/sm90.md, "Sums of rounded weights by additions").
+    // The first row of head dim 80 has the key tiles of the (96, 96) kernel that writes row_max, and so its bits.
+    {.dims = {80, 80}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true},
+    {.dims = {80, 80}, .warpgroups = 3, .block_n = 112, .q_stages = 2, .tma_store = true},
+    {.dims = {80, 80}, .warpgroups = 2, .block_n = 112, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true},
     {.dims = {96, 96}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
      .unmasked_loop = true},
     // More queries for each load of K and V, where the loads bound a call.
