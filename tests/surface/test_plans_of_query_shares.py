@@ -5,7 +5,7 @@ Plans need no GPU (test_plans.py). They are those of an H200, which has 132 SMs.
 
 import pytest
 
-from support.plans import KEY_STATIONARY, Call, label, mismatches
+from support.plans import KEY_STATIONARY, TWO_PASS, Call, label, mismatches
 
 
 def hopper(sq: int, sk: int, heads: int, **more) -> Call:
@@ -45,6 +45,7 @@ PLANS = [
         dict(group_shares=3, score_mode="key bias", workspace={"mask as a bias": 4 * 77 * 2}),
     ),
     (hopper(2048, 32, 4, batch=64, mask=(64, 1, 1, 32)), dict(group_shares=None, score_mode="mask")),
+    (hopper(4096, 77, 10, batch=4, d=160, mask=(4, 1, 1, 77)), dict(kernel=TWO_PASS)),
     # Key tiles of padding are left out where each SM has 32 iterations or more.
     (hopper(4096, 300, 16, batch=4, mask=(4, 1, 1, 300)), dict(workspace={"keys before padding": 4 * 4})),
     (hopper(4096, 300, 16, mask=(1, 1, 1, 300)), dict(score_mode="key bias", workspace={"keys before padding": 0})),

@@ -4,7 +4,9 @@
 
 #include "attention/aligned_bias.h"
 #include "attention/key_bias.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/plan/plan.h"
+#include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm90/sm90.h"
 
 namespace flash_attn_ext::plan {
@@ -15,10 +17,12 @@ using attention::BackwardParams;
 // none where the key-stationary kernel does not take the call, or would be faster with the lists: without dropout, that
 // is where the query tiles of a head are not divided.
 std::optional<BackwardPlan> plan_backward_mask_as_bias(const BackwardParams& p, const Limits& limits) {
-  if (!may_have_mask_as_bias(p)) return std::nullopt;
-  BackwardPlan plan = plan_backward_sm90(attention::with_mask_as_bias(p, p.score_mod.mask.data), limits);
+  if (!may_have_mask_as_bias(p) || largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim) return std::nullopt;
+  const BackwardParams with_bias = attention::with_mask_as_bias(p, p.score_mod.mask.data);
+  const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+  if (!p.dropout.enabled() && !loop_order(with_bias, limits.sms, query_tiles).shares_query_tiles()) return std::nullopt;
+  BackwardPlan plan = plan_backward_sm90(with_bias, limits);
   if (plan.kernels != BackwardKernels::kKeyStationary) return std::nullopt;
-  if (!p.dropout.enabled() && !plan.order.shares_query_tiles()) return std::nullopt;
   plan.workspace.mask_as_bias = append(plan.workspace.bytes, attention::key_bias_bytes(p));
   return plan;
 }
