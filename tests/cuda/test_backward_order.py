@@ -71,6 +71,9 @@ SHARES = [
 SHARES += [Case(sq=1500, sk=sk, heads=2, d=d, **scores) for d in (64, 128) for sk in (80, 200) for scores in SCORES]
 SHARES += [Case(sq=1600, sk=sk, heads=3, d=64, bias=bias, dlse=True) for sk in (80, 200) for bias in ("1hqk", "11qk")]
 SHARES += [Case(sq=1024, sk=1, heads=2, d=d) for d in (64, 128)]
+SHARES += [
+    Case(sq=3000, sk=sk, heads=3, d=64, mask=mask, padding=True) for sk in (77, 300, 1000) for mask in ("1h1k", "111k")
+]
 PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, dlse=True, **mask))
     for d in (64, 80, 128)
@@ -89,6 +92,13 @@ PACKED += [
     PackedCase((2000, 0, 65, 704, 64), (304, 40, 129, 0, 1), Case(d=d, heads=4, kv_heads=2, **scores))
     for d in (64, 80, 128)
     for scores in (dict(), dict(softcap=8.0), dict(dropout_p=0.1, dlse=True))
+]
+# One sequence is so long that only the work tiles that exist are listed.
+SHORT = (1, 40, 0, 65, 129, 7, 64, 33, 200, 3, 0, 77) * 3
+PACKED += [
+    PackedCase((*SHORT, 2500), (*SHORT, 2500), Case(d=d, heads=8, kv_heads=4, **mask))
+    for d in (64, 96, 128)
+    for mask in MASKS[:4]
 ]
 FEW_CTAS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)
@@ -159,6 +169,17 @@ def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
     """Causal: the keys behind the last query, and in packed batches what follows a sequence."""
     inputs = make_inputs(Case(sq=700, sk=900, d=d, heads=2, causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, 700, poison, gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("sq", [1000, 30000])
+@pytest.mark.parametrize("d", [64, 128])
+def test_nan_in_padding_of_few_keys(d, sq, poison, dtype, gpu):
+    """A mask of keys hides the padding from shares of queries. With 30000 of them, its key tiles are left out."""
+    inputs = make_inputs(Case(sq=sq, sk=300, batch=1, d=d, heads=2, mask="b11k"), dtype, "cuda", draw_on="cuda")
+    inputs.mask[...] = torch.arange(300, device="cuda") < 120
+    check_hidden_keys(inputs, 120, poison, gpu)
 
 
 @over_dtypes((torch.bfloat16,))

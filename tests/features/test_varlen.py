@@ -5,7 +5,7 @@ import torch
 
 import flash_attn_ext
 from support.cases import Case
-from support.checks import check_packed_drawn
+from support.checks import SM_COUNT_SWITCH, check_packed_drawn
 from support.errors import assert_same_answer
 from support.packed import PackedCase, call_packed, cu_seqlens, make_packed, run_by_sequence, run_packed
 from support.params import over_cases, over_dtypes
@@ -36,11 +36,36 @@ FEATURES = [
         dict(heads=4, kv_heads=2, sink=True, softcap=9.0, bias="b1qk", window=(100, 30), dlse=True),
     )
 ]
+# One long sequence and short ones. With few SMs, Hopper's kernels list the work tiles that exist.
+SEVEN_SMS = "7"
+ONE_LONG = (1300, 5, 0, 70, 1, 129, 64, 33)
+UNEVEN = [
+    PackedCase(lengths_q, lengths_k, Case(heads=4, **{"kv_heads": 4, "d": 64} | features))
+    for lengths_q, lengths_k in ((ONE_LONG, ONE_LONG), ((40, 1, 300, 0, 3, 64, 0, 7), (129, 0, 1, 40, 1500, 2, 0, 70)))
+    for features in (
+        dict(dlse=True),
+        dict(d=96, causal="top_left"),
+        dict(d=128, kv_heads=1, causal="bottom_right"),
+        dict(d=80, kv_heads=2, window=(200, 30)),
+        dict(d=192, dv=128, causal="bottom_right"),
+        dict(softcap=9.0, sink=True),
+        dict(alibi="h", causal="bottom_right"),
+        dict(mask="b11k"),
+    )
+]
+UNEVEN += [PackedCase(ONE_LONG, ONE_LONG, Case(heads=4, d=128, dropout_p=0.2))]
 
 
 @over_dtypes()
 @over_cases(PLAIN + FEATURES)
 def test_matches_float64_sequence_by_sequence(case, dtype, backend):
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, backend.device, seed), backend)
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases(UNEVEN)
+def test_one_long_sequence(case, dtype, backend, monkeypatch):
+    monkeypatch.setenv(SM_COUNT_SWITCH, SEVEN_SMS)
     check_packed_drawn(case, lambda seed: make_packed(case, dtype, backend.device, seed), backend)
 
 

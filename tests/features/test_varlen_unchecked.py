@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flash_attn_ext import attention_varlen
+from support.checks import SM_COUNT_SWITCH
 from support.params import computes_in
 
 pytestmark = computes_in(torch.bfloat16)
@@ -13,6 +14,7 @@ GARBAGE = {  # for 100 tokens
     "negative": (-40, 20, -7),
     "decreasing": (0, 90, 30),
     "overlapping": (0, 90, 30, 100),
+    "again and again": (0, 100) * 20,
     "huge": (2**31 - 1, -(2**31), 2**31 - 1),
 }
 
@@ -20,10 +22,14 @@ GARBAGE = {  # for 100 tokens
 @pytest.mark.parametrize("values", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("max_seqlen", [None, 64])
 @pytest.mark.parametrize("scale", [1, 20], ids=["short", "long"])
-def test_garbage_touches_nothing_else(scale, max_seqlen, values, backend):
-    """Rows around the tensors keep their values, the call ends, and the next one is right."""
+@pytest.mark.parametrize("sms", [None, "7"], ids=["all SMs", "few SMs"])
+def test_garbage_touches_nothing_else(sms, scale, max_seqlen, values, backend, monkeypatch):
+    """Rows around the tensors keep their values, the call ends, and the next one is right. With few SMs, kernels
+    of Hopper list work tiles first."""
     if backend.is_cpu:
         pytest.skip("checked there, and an error")
+    if sms is not None:
+        monkeypatch.setenv(SM_COUNT_SWITCH, sms)
     tokens = 100 * scale
     padded = [torch.randn(3 * tokens, 2, 64, device=backend.device).bfloat16() for _ in range(3)]
     before = [t.clone() for t in padded]

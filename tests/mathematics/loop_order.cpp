@@ -2,7 +2,8 @@
 // contributors have no gaps. An iteration waits only for work tiles that were fetched before, or for those of its
 // phase. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
 // takes. All of this also holds for shares of query tiles, for the iterations that a mask leaves, for the L2 head
-// groups of sparse lists, and where long key tiles are divided into parts.
+// groups of sparse lists, where long key tiles are divided into parts, and where only work tiles that exist are
+// fetched.
 #include "kernels/schedule/loop_order.h"
 
 #include <algorithm>
@@ -15,11 +16,13 @@
 #include <vector>
 
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/existing_tiles.h"
 #include "kernels/schedule/key_tile_parts.h"
 #include "kernels/schedule/mask_iterations.h"
 
 namespace {
 
+using flash_attn_ext::ExistingTiles;
 using flash_attn_ext::KeyTileParts;
 using flash_attn_ext::LoopDirection;
 using flash_attn_ext::LoopOrder;
@@ -35,6 +38,7 @@ struct Problem {
   bool masked;
   uint32_t hidden;           // iterations of 16
   KeyTileParts parts = {0};  // 0: key tiles are not divided
+  bool lists_existing = false;
 
   // Whether a mask, which each pair has for itself, leaves the iteration.
   bool is_left(uint32_t pair, int key_tile, int query_tile) const {
@@ -189,7 +193,14 @@ struct Entry {
 std::vector<Entry> entries_of(const Problem& problem) {
   std::vector<Entry> entries;
   for (uint32_t index = 0; index < problem.order.num_work_tiles(); ++index) {
-    const LoopOrder::WorkTile work_tile = problem.work_tile(index);
+    LoopOrder::WorkTile work_tile = problem.work_tile(index);
+    if (problem.lists_existing) {
+      const int key_tiles = LoopOrder::num_tiles(problem.sequence_of(work_tile.pair).num_keys, LoopOrder::kKeys);
+      if (work_tile.tile >= key_tiles) continue;
+      const auto entry = static_cast<uint32_t>(entries.size());
+      const int end = ExistingTiles::end_of_phase(problem.order, work_tile, key_tiles, entry);
+      work_tile.phase_end = static_cast<uint32_t>(end);
+    }
     const auto iterations = static_cast<int>(iterations_of(problem, work_tile).size());
     const int parts = problem.parts.iterations == 0 ? 1 : problem.parts.count(iterations);
     for (int part = 0; part < parts; ++part) entries.push_back({work_tile, part, parts});
@@ -202,28 +213,32 @@ std::vector<Entry> entries_of(const Problem& problem) {
 bool ends(const Problem& problem, std::mt19937& random) {
   struct Work {
     uint32_t pair;
-    uint32_t phase_end;
     std::vector<Iteration> iterations;
     size_t next = 0;
   };
+  struct Block {
+    std::vector<Work> works;
+    uint32_t phase_end = 0;  // of the work tile that was fetched last
+  };
   std::map<Sums, int> done;
-  std::vector<std::vector<Work>> blocks(problem.blocks);
+  std::vector<Block> blocks(problem.blocks);
   const std::vector<Entry> entries = entries_of(problem);
   const auto count = static_cast<uint32_t>(entries.size());
   uint32_t fetched = 0;
-  const auto work_tile = [&](std::vector<Work>& block) {
+  const auto work_tile = [&](Block& block) {
     const auto& [next, part, parts] = entries[fetched++];
     const std::vector<Iteration> all = iterations_of(problem, next);
     const auto first_of = [&](int i) {
       return all.begin() + KeyTileParts::first(static_cast<int>(all.size()), i, parts);
     };
-    block.push_back({next.pair, next.phase_end, {first_of(part), first_of(part + 1)}});
+    block.works.push_back({next.pair, {first_of(part), first_of(part + 1)}});
+    block.phase_end = next.phase_end;
   };
   for (auto& block : blocks) {
     if (fetched < count) work_tile(block);
   }
-  const auto can_fetch = [&](const std::vector<Work>& block) {
-    return fetched < count && (block.empty() || (block.size() == 1 && fetched >= block[0].phase_end));
+  const auto can_fetch = [&](const Block& block) {
+    return fetched < count && block.works.size() <= 1 && fetched >= block.phase_end;
   };
   const auto can_go_on = [&](const Work& work) {
     if (work.next == work.iterations.size()) return true;
@@ -232,14 +247,15 @@ bool ends(const Problem& problem, std::mt19937& random) {
   };
   for (;;) {
     bool any = false;
-    for (const auto& block : blocks) any |= can_fetch(block) || (!block.empty() && can_go_on(block[0]));
+    for (const auto& block : blocks) any |= can_fetch(block) || (!block.works.empty() && can_go_on(block.works[0]));
     if (!any) break;
     for (auto& block : blocks) {
       if (random() % 2 == 0 && can_fetch(block)) work_tile(block);
-      for (int steps = static_cast<int>(random() % 5); steps > 0 && !block.empty() && can_go_on(block[0]); --steps) {
-        Work& work = block[0];
+      std::vector<Work>& works = block.works;
+      for (int steps = static_cast<int>(random() % 5); steps > 0 && !works.empty() && can_go_on(works[0]); --steps) {
+        Work& work = works[0];
         if (work.next == work.iterations.size()) {
-          block.erase(block.begin());
+          works.erase(works.begin());
         } else {
           const Iteration& iteration = work.iterations[work.next++];
           ++done[{work.pair, iteration.query_tile, iteration.sums}];
@@ -248,7 +264,7 @@ bool ends(const Problem& problem, std::mt19937& random) {
     }
   }
   for (const auto& block : blocks) {
-    if (!block.empty()) return fails("deadlock", problem);
+    if (!block.works.empty()) return fails("deadlock", problem);
   }
   return fetched == count || fails("not all is fetched", problem);
 }
@@ -289,6 +305,7 @@ Problem random_problem(std::mt19937& random) {
   if (problem.order.waiting_group_pairs > 0 && pick(0, 1)) problem.order = problem.order.with_larger_groups();
   problem.hidden = pick(0, 15);
   if (problem.masked && !problem.order.cyclic && pick(0, 1)) problem.parts = {pick(1, 6)};
+  problem.lists_existing = packed && !problem.masked && pick(0, 1);
   return problem;
 }
 
@@ -360,10 +377,12 @@ int main() {
   }
   std::mt19937 random(1);
   int with_query_shares = 0;
+  int with_lists = 0;
   for (int i = 0; i < 3000; ++i) {
     const Problem problem = random_problem(random);
     if (!ranks_are_right(problem) || !ends(problem, random)) return 1;
     if (problem.order.shares_query_tiles()) ++with_query_shares;
+    if (problem.lists_existing) ++with_lists;
   }
-  return with_query_shares >= 30 ? 0 : 1;
+  return with_query_shares >= 30 && with_lists >= 100 ? 0 : 1;
 }

@@ -76,6 +76,7 @@ struct ForwardPlan {
   bool combine_warms_up = false;  // kSplit: combine CTAs execute their instructions once before they wait for splits
   int64_t append_ctas = 0;        // kSplit: more CTAs, which append new keys to the cache; 0: an earlier kernel does
   int64_t kv_splits = 1;          // kWarpSpecialised: CTAs that share the keys of a query tile
+  uint32_t existing_tiles = 0;    // kWarpSpecialised: entries of the list of ExistingTiles; 0: there is none
   // kWarpSpecialised, with a mask that hides keys: the plan without a mask, for batch entries of which the mask leaves
   // one interval (KeyIntervals). This plan is for the others.
   std::shared_ptr<const ForwardPlan> of_intervals;
@@ -86,18 +87,19 @@ struct ForwardPlan {
 
   struct Workspace {
     int64_t bytes = 0;
-    WorkspacePart mask_tiles;    // flags of each tile of a boolean mask
-    WorkspacePart nan_flags;     // one byte per warp
-    WorkspacePart mask_bits;     // kWarpSpecialised, kBiasStationary: a boolean mask, packed
-    WorkspacePart tile_list;     // kWarpSpecialised: which tiles a CTA has computed
-    WorkspacePart split_rows;    // kSplit, kWarpSpecialised: partial O of the rows of splits
-    WorkspacePart split_states;  // kSplit, kWarpSpecialised: their row maxima and sums
-    WorkspacePart split_list;    // kSplit: which splits a tile of rows has
-    WorkspacePart intervals;     // of keys, which a mask leaves of each batch entry
-    WorkspacePart of_intervals;  // the workspace of the plan for these
-    WorkspacePart bias_boxes;    // kWarpSpecialised: RelativeBiasBoxes
-    WorkspacePart mask_as_bias;  // kWarpSpecialised: the key bias that stands for a mask (attention/key_bias.h)
-    WorkspacePart aligned_bias;  // kWarpSpecialised, kShortBias: a copy of the bias (attention/aligned_bias.h)
+    WorkspacePart mask_tiles;      // flags of each tile of a boolean mask
+    WorkspacePart nan_flags;       // one byte per warp
+    WorkspacePart mask_bits;       // kWarpSpecialised, kBiasStationary: a boolean mask, packed
+    WorkspacePart tile_list;       // kWarpSpecialised: which tiles a CTA has computed
+    WorkspacePart split_rows;      // kSplit, kWarpSpecialised: partial O of the rows of splits
+    WorkspacePart split_states;    // kSplit, kWarpSpecialised: their row maxima and sums
+    WorkspacePart split_list;      // kSplit: which splits a tile of rows has
+    WorkspacePart intervals;       // of keys, which a mask leaves of each batch entry
+    WorkspacePart of_intervals;    // the workspace of the plan for these
+    WorkspacePart bias_boxes;      // kWarpSpecialised: RelativeBiasBoxes
+    WorkspacePart mask_as_bias;    // kWarpSpecialised: the key bias that stands for a mask (attention/key_bias.h)
+    WorkspacePart aligned_bias;    // kWarpSpecialised, kShortBias: a copy of the bias (attention/aligned_bias.h)
+    WorkspacePart existing_tiles;  // kWarpSpecialised: ExistingTiles
   } workspace;
 };
 
@@ -159,6 +161,7 @@ struct BackwardPlan {
   int row = 0;
   LoopOrder order;                // kKeyStationary; its head dim is dkdv_head_dim
   QueryChunks query_chunks;       // kKeyStationary
+  uint32_t existing_tiles = 0;    // kKeyStationary: entries of the list of ExistingTiles; 0: there is none
   uint32_t pairs_per_launch = 0;  // kKeyStationary with query chunks: pairs of `order`
   // kKeyStationary with a mask: for how many parts of key tiles there is room (schedule/key_tile_parts.h).
   int part_sums = 0;
@@ -226,6 +229,7 @@ struct BackwardPlan {
     WorkspacePart mask_as_bias;         // kKeyStationary: as in the forward pass
     WorkspacePart aligned_bias;         // kKeyStationary, kTwoPass, kShortBias: as in the forward pass
     WorkspacePart keys_before_padding;  // kKeyStationary: of batch entries, where a key bias may hide keys at the end
+    WorkspacePart existing_tiles;       // kKeyStationary: as in the forward pass
   } workspace;
 
   // Whether dBias comes from kernels that run after those of dQ, dK and dV, which then must not see it. (Those beside

@@ -289,7 +289,8 @@ Report report(const ForwardPlan& plan) {
                  {"plan of key intervals", workspace.of_intervals},
                  {"boxes of the relative-position bias", workspace.bias_boxes},
                  {"mask as a bias", workspace.mask_as_bias},
-                 {"aligned copy of the bias", workspace.aligned_bias}});
+                 {"aligned copy of the bias", workspace.aligned_bias},
+                 {"work tiles that exist", workspace.existing_tiles}});
   if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
   return report;
 }
@@ -317,6 +318,7 @@ Report report(const BackwardPlan& plan) {
                  {"statistics", workspace.statistics},
                  {"dQ semaphores", workspace.dq_semaphores},
                  {"key tiles", workspace.key_tiles},
+                 {"work tiles that exist", workspace.existing_tiles},
                  {"work counters", workspace.work_counter},
                  {"partial dK and dV", workspace.key_sums},
                  {"partial dQ of key chunks", workspace.query_sums},

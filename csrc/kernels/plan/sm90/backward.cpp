@@ -9,6 +9,7 @@
 #include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm80/split.h"
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/existing_tiles.h"
 #include "kernels/schedule/key_tile_parts.h"
 #include "kernels/schedule/mask_iterations.h"
 #include "kernels/schedule/relative_bias_boxes.h"
@@ -221,6 +222,7 @@ int count_part_sums(const BackwardParams& p, const LoopOrder& order, int64_t que
 int64_t key_tile_table_bytes(const BackwardPlan& plan, const BackwardParams& p) {
   const int64_t work_tiles = plan.order.num_work_tiles();
   if (plan.query_chunks.present()) return work_tiles * QueryChunks::kWorkBytes;
+  if (plan.existing_tiles > 0) return plan.existing_tiles * LoopOrder::kWorkBytes;
   if (!p.score_mod.hides_keys()) return work_tiles * LoopOrder::kWorkBytes;
   const int64_t division = plan.part_sums > 0 ? KeyTileParts::division_bytes(work_tiles) : 0;
   return KeyTileParts::table_entries(work_tiles, plan.part_sums) * KeyTileParts::kWorkBytes + division;
@@ -240,7 +242,7 @@ uint32_t count_pairs_per_launch(const BackwardParams& p, const LoopOrder& order,
 }
 
 // Whether key tiles at the end of a batch entry are left out where the bias of all of their keys is -inf, as that of
-// padding is. Counting takes launches of its own, so not where there are few tiles, or few iterations of shares.
+// padding is. Counting takes a launch of its own, so not where there are few tiles, or few iterations of shares.
 bool counts_keys_before_padding(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, int64_t ctas) {
   constexpr uint32_t kLeastTiles = 4;
   constexpr int64_t kLeastIterationsOfCta = 32;
@@ -288,6 +290,15 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
   parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
   parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_accumulators);
+  if (is_packed(p) && !p.score_mod.hides_keys() && !chunks_queries) {
+    const int64_t of_pair = p.sequences.total_k / LoopOrder::kKeys + p.batch;  // at most, of all sequences
+    const int64_t most = of_pair * p.num_heads_k * plan.order.kv_group_shares;
+    const int64_t all = plan.order.num_work_tiles();
+    plan.existing_tiles = static_cast<uint32_t>(ExistingTiles::count_entries(all, most, limits.sms));
+    if (plan.existing_tiles > 0) {
+      parts.existing_tiles = append(parts.bytes, ExistingTiles::bytes(all, plan.existing_tiles));
+    }
+  }
   parts.key_tiles = append(parts.bytes, key_tile_table_bytes(plan, p));
   parts.work_counter = append(parts.bytes, int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);

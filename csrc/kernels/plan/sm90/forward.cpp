@@ -13,6 +13,7 @@
 #include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm80/split.h"
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/existing_tiles.h"
 #include "kernels/schedule/relative_bias_boxes.h"
 
 namespace flash_attn_ext::plan {
@@ -409,6 +410,14 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
+  if (is_packed(p)) {
+    const int64_t of_column = p.sequences.total_q / plan.tile.queries + p.batch;  // at most, of all sequences
+    const int64_t most = of_column * p.num_heads_q * num_slices(p.head_dim_v, plan.tile.columns) * plan.kv_splits;
+    plan.existing_tiles = static_cast<uint32_t>(ExistingTiles::count_entries(tiles, most, limits.sms));
+    if (plan.existing_tiles > 0) {
+      plan.workspace.existing_tiles = append(plan.workspace.bytes, ExistingTiles::bytes(tiles, plan.existing_tiles));
+    }
+  }
   if (reads_bias_boxes(config.score) && p.score_mod.bias.is_relative()) {
     plan.workspace.bias_boxes = append(plan.workspace.bytes, relative_bias_boxes(p).bytes());
   }

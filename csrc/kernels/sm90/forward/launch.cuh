@@ -8,6 +8,7 @@
 #include "kernels/common/sums/combine.h"
 #include "kernels/config/combine.h"
 #include "kernels/plan/plan.h"
+#include "kernels/sm90/existing_tiles.h"
 #include "kernels/sm90/forward/forward.cuh"
 #include "kernels/sm90/sm90_kernels.h"
 #include "kernels/sm90/tensor_map.h"
@@ -73,7 +74,13 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   }
   if (error == cudaSuccess) error = next_work_counter(args.work_counter, stream);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.persistent_ctas);
+  if (plan.existing_tiles > 0) {
+    args.existing_tiles.entries = plan.existing_tiles;
+    error = list_existing_query_tiles(args.existing_tiles, p.sequences, args.schedule, Traits::kQueries,
+                                      plan.workspace.existing_tiles.template in<void>(workspace), stream);
+    if (error != cudaSuccess) return error;
+  }
+  const int64_t blocks = std::min<int64_t>(args.existing_tiles.most(args.schedule.num_blocks), plan.persistent_ctas);
   error = common::launch_blocks_early<Kernel>(forward_kernel<Traits>, blocks, stream, args);
   if constexpr (Traits::kConfig.split_kv) {
     if (error == cudaSuccess) error = combine_splits<Traits>(args, stream);

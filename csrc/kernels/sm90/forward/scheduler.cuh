@@ -89,10 +89,12 @@ struct ForwardScheduler {
 
  private:
   __device__ __forceinline__ void run(int first) {
+    const uint32_t count = args.existing_tiles.num_work_tiles(args.schedule.num_blocks);
     int last = -1;
 #pragma unroll 1
-    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks);
-         tile = static_cast<int>(fetch_work_tile(args.work_counter, args.schedule.num_blocks))) {
+    for (int index = first; index < static_cast<int>(count);
+         index = static_cast<int>(fetch_work_tile(args.work_counter, count))) {
+      const int tile = args.existing_tiles.at(static_cast<uint32_t>(index));
       if (!publish(WorkKind::kTile, tile)) continue;
       args.flags.previous[tile] = last;
       last = tile;

@@ -9,6 +9,7 @@
 #include "attention/params.h"
 #include "kernels/common/rows/merged_row.cuh"
 #include "kernels/config/sm90_forward.h"
+#include "kernels/schedule/existing_tiles.h"
 #include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/key_intervals.cuh"
 #include "kernels/schedule/schedule.cuh"
@@ -50,6 +51,7 @@ struct ForwardArguments {
   KvSplits kv_splits;
   uint32_t* work_counter;  // how many work tiles were fetched; 0 when the kernel starts and when it ends
   KeyIntervals intervals;
+  ExistingTiles existing_tiles;
 };
 
 template <class ElementType, ForwardConfig kConfigValue>

@@ -15,6 +15,7 @@
 #include "kernels/common/repair/repair.h"
 #include "kernels/config/key_stationary.h"
 #include "kernels/plan/sm90/sm90.h"
+#include "kernels/schedule/existing_tiles.h"
 #include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/key_tile_parts.h"
 #include "kernels/schedule/loop_order.h"
@@ -148,10 +149,11 @@ struct QueryTile {
   int tile;
 };
 
-// A grid with a CTA for each query tile: tiles of the longest sequence come first, then heads, then batch entries.
+// The query tiles of a grid: tiles of the longest sequence come first, then heads, then batch entries.
 struct QueryTileGrid {
   attention::Divisor tiles;
   attention::Divisor heads;
+  uint32_t blocks;  // one for each query tile
 
   __device__ __forceinline__ QueryTile at(uint32_t block) const {
     const uint32_t index = tiles.quotient(block);
@@ -253,6 +255,7 @@ struct KeyStationaryArguments {
     float cap_log2e;    // with a softcap: it times log2(e)
   };
   const int32_t* keys_before_padding;  // of each batch entry, before those that a key bias hides at its end; or null
+  ExistingTiles existing_tiles;
 
   // A batch entry, without the keys that a key bias hides at its end. count_keys_before_padding has zeroed the
   // gradients of these.
@@ -261,7 +264,7 @@ struct KeyStationaryArguments {
     if (keys_before_padding != nullptr) sequence.num_keys = keys_before_padding[batch];
     return sequence;
   }
-  FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return order.num_work_tiles(); }
+  FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return existing_tiles.most(order.num_work_tiles()); }
 };
 
 // Arguments of the kernels for query chunks. `order` has the pairs of the launch only.

@@ -1,6 +1,6 @@
 // Writes the table of key tiles, in the order in which CTAs fetch them, and clears counters of the backward kernel. It
-// has a thread for each entry. With a mask, and room for parts, divide_kernel runs before it, and decides which key
-// tiles are divided.
+// has a thread for each entry, and for each counter. With a mask, and room for parts, divide_kernel runs before it, and
+// decides which key tiles are divided.
 #include <algorithm>
 
 #include "kernels/common/launch/launch_early.cuh"
@@ -21,9 +21,24 @@ struct KeyTileList {
     const KeyStationaryWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.work_counter = 0;
     clear_arrivals(index);
-    if (index >= args.order.num_work_tiles()) return;
-    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(directed(args.order.work_tile(index)));
     clear_nan_flags(index);
+    if (index >= args.num_work_tiles()) return;
+    KeyTileWork& entry = static_cast<KeyTileWork*>(workspace.table)[index];
+    const int in_order = args.existing_tiles.at(index);
+    if (in_order == ExistingTiles::kNone) {
+      entry.batch = KeyTileWork::kEnd;
+      return;
+    }
+    const LoopOrder::WorkTile work_tile = directed(args.order.work_tile(static_cast<uint32_t>(in_order)));
+    entry = work_of(work_tile);
+    if (args.existing_tiles.present()) {
+      const int key_tiles = LoopOrder::num_tiles(entry.contributor.num_keys, LoopOrder::kKeys);
+      entry.phase_end = ExistingTiles::end_of_phase(args.order, work_tile, key_tiles, index);
+    }
+  }
+
+  static uint32_t num_threads(const KeyStationaryArguments& args) {
+    return std::max({args.num_work_tiles(), num_sums(args), num_key_tiles(args)});
   }
 
   __device__ __forceinline__ void clear_arrivals(uint32_t index) const {
@@ -439,8 +454,7 @@ cudaError_t launch_list(const Arguments& args, uint32_t entries, cudaStream_t st
 
 cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream) {
   if (args.mask.present()) return launch_list<MaskedKeyTileList>(args, MaskedKeyTileList::num_threads(args), stream);
-  const uint32_t entries = std::max(args.order.num_work_tiles(), KeyTileList::num_sums(args));
-  return launch_list<KeyTileList>(args, entries, stream);
+  return launch_list<KeyTileList>(args, KeyTileList::num_threads(args), stream);
 }
 
 cudaError_t divide_key_tiles(const KeyStationaryArguments& args, int64_t ctas, cudaStream_t stream) {

@@ -14,6 +14,7 @@
 #include "kernels/sm90/backward/key_stationary/dq_sums.cuh"
 #include "kernels/sm90/backward/key_stationary/key_stationary.cuh"
 #include "kernels/sm90/backward/key_stationary/statistics.cuh"
+#include "kernels/sm90/existing_tiles.h"
 #include "kernels/sm90/sm90_kernels.h"
 #include "kernels/sm90/tensor_map.h"
 
@@ -24,13 +25,20 @@ inline int64_t num_blocks(const attention::AttentionParams& p) {
   return LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries) * p.num_heads_q * p.batch;
 }
 
-// The kernels before the main one: the table of key tiles, then statistics, with a CTA for each query tile.
+// The kernels before the main one: the table of key tiles, then statistics.
 template <class Element, class Arguments>
-cudaError_t prepare_key_stationary(const Arguments& args, const QueryTileGrid& grid, cudaStream_t stream) {
+cudaError_t prepare_key_stationary(const Arguments& args, const QueryTileGrid& grid, int64_t sms, cudaStream_t stream) {
+  constexpr int64_t kCtasOfSm = 8;
   const cudaError_t error = list_key_tiles(args, stream);
   if (error != cudaSuccess) return error;
-  const auto kernel = args.params.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>;
-  return common::launch_early(kernel, {.blocks = num_blocks(args.params), .threads = kStatisticsThreads}, stream,
+  const bool has_few_columns = args.params.head_dim_v <= 64;
+  auto kernel = has_few_columns ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>;
+  int64_t ctas = grid.blocks;
+  if (args.existing_tiles.present()) {
+    kernel = has_few_columns ? searching_statistics_kernel<Element, 8> : searching_statistics_kernel<Element, 16>;
+    ctas = std::min(ctas, kCtasOfSm * sms);
+  }
+  return common::launch_early(kernel, {.blocks = ctas, .threads = kStatisticsThreads}, stream,
                               static_cast<const KeyStationaryArguments&>(args), grid);
 }
 
@@ -73,7 +81,9 @@ cudaError_t launch_chunks(const KeyStationaryArguments& args, const plan::Backwa
 template <class Element>
 cudaError_t launch_planned(const KeyStationaryArguments& args, const plan::BackwardPlan& plan,
                            const QueryTileGrid& grid, cudaStream_t stream) {
-  const auto prepare = [&](const auto& launch) { return prepare_key_stationary<Element>(launch, grid, stream); };
+  const auto prepare = [&](const auto& launch) {
+    return prepare_key_stationary<Element>(launch, grid, plan.persistent_ctas, stream);
+  };
   return common::with_row<kKeyStationaryConfigs>(plan.row, [&](auto row) {
     using Traits = KeyStationaryTraits<Element, kKeyStationaryConfigs[row()]>;
     if constexpr (Traits::kChunked) {
@@ -131,7 +141,8 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   if (num_blocks(p) > INT32_MAX) return cudaErrorInvalidConfiguration;
   const int query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
   const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
-                              attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
+                              attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)),
+                              static_cast<uint32_t>(num_blocks(p))};
   if (parts.mask_bits.present()) {
     args.mask = MaskIterations::in(parts.mask_bits.in<void>(workspace), p, plan.order);
     args.mask.part_sums = plan.part_sums;
@@ -144,6 +155,11 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
     error = common::count_keys_before_padding(p, keys_before_padding, stream);
   if (error == cudaSuccess) error = list_mask_iterations(args, stream);
   if (error == cudaSuccess) error = divide_key_tiles(args, plan.persistent_ctas, stream);
+  if (error == cudaSuccess && parts.existing_tiles.present()) {
+    args.existing_tiles.entries = plan.existing_tiles;
+    error = list_existing_key_tiles(args.existing_tiles, p.sequences, plan.order, p.num_heads_k,
+                                    parts.existing_tiles.in<void>(workspace), stream);
+  }
   if (error == cudaSuccess) error = launch_planned<Element>(args, plan, grid, stream);
   if (error == cudaSuccess && args.order.log2_accumulators > 0) {
     error = common::launch_early(

@@ -105,9 +105,8 @@ struct KeyStationaryScheduler {
       ptx::copy_bytes(&shared.work[work_state.stage], static_cast<const Work*>(args.workspace.table) + index,
                       sizeof(Work), shared.work_pipeline.full[work_state.stage]);
       shared.work_pipeline.consumer_wait(work_state);
-      if constexpr (Traits::kMasked) {
-        if (shared.work[work_state.stage].batch == Work::kEnd) return;
-      }
+      // Lists of masks and of packed batches may have entries behind their last work tile.
+      if (shared.work[work_state.stage].batch == Work::kEnd) return;
       const int phase_end = shared.work[work_state.stage].phase_end;
       work_state.advance();
       // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not

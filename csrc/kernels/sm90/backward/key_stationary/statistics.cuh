@@ -1,8 +1,9 @@
 // Computes delta, and stores it with the LSE in query tiles. It also clears the semaphores of the backward kernel, and
 // dQ of queries that see nothing.
 //
-// Grid: a CTA per query tile of each head. kLanes neighbouring lanes share a row, 16 bytes each, and add up in a fixed
-// butterfly order. Bound: memory, as in common/sums/delta.cu.
+// Grid: a CTA per query tile of each head. Where most of a packed batch's query tiles do not exist, there are as many
+// CTAs as run at the same time, and each searches for those that do. kLanes neighbouring lanes share a row, 16 bytes
+// each, and add up in a fixed butterfly order. Bound: memory, as in common/sums/delta.cu.
 #pragma once
 
 #include "kernels/common/rows/row_products.cuh"
@@ -138,17 +139,54 @@ struct Statistics {
   }
 };
 
+// Computes the query tile of a block of the grid, if the sequence has it.
+template <class Element, int kLanes>
+__device__ __forceinline__ void compute_statistics(const KeyStationaryArguments& args, const QueryTile& at) {
+  const attention::Sequence sequence = args.sequence(at.batch);
+  if (at.tile >= LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries)) return;
+  Statistics<Element, kLanes>{args, sequence, at}.run();
+}
+
 // Runs while the table of key tiles is written, and waits for that only at its end. So a kernel that waits for this one
 // also waits for the table.
 template <class Element, int kLanes>
 __global__ void __launch_bounds__(kStatisticsThreads)
     statistics_kernel(const __grid_constant__ KeyStationaryArguments args, const __grid_constant__ QueryTileGrid grid) {
   ptx::allow_dependent_launch();
-  const QueryTile at = grid.at(blockIdx.x);
   if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[blockIdx.x] = 0;
-  const attention::Sequence sequence = args.sequence(at.batch);
-  if (at.tile < LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries)) {
-    Statistics<Element, kLanes>{args, sequence, at}.run();
+  compute_statistics<Element, kLanes>(args, grid.at(blockIdx.x));
+  ptx::wait_for_kernel_before();
+}
+
+// The same with fewer CTAs than query tiles. Each thread looks at another one. Neighbouring tiles, which exist or do
+// not exist together, belong to different CTAs.
+template <class Element, int kLanes>
+__global__ void __launch_bounds__(kStatisticsThreads)
+    searching_statistics_kernel(const __grid_constant__ KeyStationaryArguments args,
+                                const __grid_constant__ QueryTileGrid grid) {
+  __shared__ uint32_t found[kStatisticsThreads / 32];  // a bit for each thread whose tile exists
+  ptx::allow_dependent_launch();
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x; first < grid.blocks; first += gridDim.x * kStatisticsThreads) {
+    const uint32_t own = first + threadIdx.x * gridDim.x;
+    bool exists = false;
+    if (own < grid.blocks) {
+      reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[own] = 0;
+      const QueryTile at = grid.at(own);
+      exists = at.tile < LoopOrder::num_tiles(args.sequence(at.batch).num_queries, LoopOrder::kQueries);
+    }
+    const uint32_t of_warp = __ballot_sync(0xFFFFFFFFu, exists);
+    __syncthreads();  // all threads have read what was found before
+    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t warp = 0; warp < kStatisticsThreads / 32; ++warp) {
+#pragma unroll 1
+      for (uint32_t left = found[warp]; left != 0; left &= left - 1) {
+        const uint32_t thread = warp * 32 + static_cast<uint32_t>(__ffs(static_cast<int>(left)) - 1);
+        compute_statistics<Element, kLanes>(args, grid.at(first + thread * gridDim.x));
+      }
+    }
   }
   ptx::wait_for_kernel_before();
 }
