@@ -53,7 +53,11 @@ UNEVEN = [
         dict(mask="b11k"),
     )
 ]
-UNEVEN += [PackedCase(ONE_LONG, ONE_LONG, Case(heads=4, d=128, dropout_p=0.2))]
+UNEVEN += [
+    PackedCase(ONE_LONG, ONE_LONG, Case(heads=4, d=128, dropout_p=0.2)),
+    # Few queries: Hopper's key-stationary kernel splits keys.
+    *(PackedCase((40, 1, 120, 0, 64), (129, 0, 40, 1500, 70), Case(heads=4, d=d)) for d in (64, 128)),
+]
 
 
 @over_dtypes()

@@ -45,6 +45,9 @@ PLANS = [
         dict(group_shares=3, score_mode="key bias", workspace={"mask as a bias": 4 * 77 * 2}),
     ),
     (hopper(2048, 32, 4, batch=64, mask=(64, 1, 1, 32)), dict(group_shares=None, score_mode="mask")),
+    # Lists leave out hidden key tiles of each head, which a bias of each head does not.
+    (hopper(4096, 300, 16, batch=4, mask=(4, 16, 1, 300)), dict(group_shares=None, score_mode="mask")),
+    (hopper(4096, 77, 10, batch=4, mask=(4, 10, 1, 77)), dict(group_shares=3, score_mode="key bias")),
     (hopper(4096, 77, 10, batch=4, d=160, mask=(4, 1, 1, 77)), dict(kernel=TWO_PASS)),
     # Key tiles of padding are left out where each SM has 32 iterations or more.
     (hopper(4096, 300, 16, batch=4, mask=(4, 1, 1, 300)), dict(workspace={"keys before padding": 4 * 4})),

@@ -21,10 +21,10 @@ struct ExistingTiles {
   uint32_t entries = 0;             // of the list: as many as may exist
 
   // How many entries a list of `all` work tiles has, of which `most` may exist, or 0 where there is none.
-  static int64_t count_entries(int64_t all, int64_t most, int64_t ctas) {
-    // Listing takes two short kernels. A CTA takes about as long to fetch this many work tiles that do not exist.
+  static int64_t count_entries(int64_t all, int64_t most, int64_t sms) {
+    // Listing takes two short kernels. An SM takes about as long to fetch this many work tiles that do not exist.
     constexpr int64_t kFewTiles = 8;
-    return all - most >= kFewTiles * ctas ? most : 0;
+    return all - most >= kFewTiles * sms ? most : 0;
   }
 
   // The memory of a list: the count, those of each chunk, and the entries.

@@ -149,7 +149,8 @@ struct QueryTile {
   int tile;
 };
 
-// The query tiles of a grid: tiles of the longest sequence come first, then heads, then batch entries.
+// The query tiles of a grid. The tile varies fastest, then the head, then the batch entry. Each head has the tiles of
+// the longest sequence.
 struct QueryTileGrid {
   attention::Divisor tiles;
   attention::Divisor heads;

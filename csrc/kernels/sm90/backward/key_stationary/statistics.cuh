@@ -1,8 +1,8 @@
 // Computes delta, and stores it with the LSE in query tiles. It also clears the semaphores of the backward kernel, and
 // dQ of queries that see nothing.
 //
-// Grid: a CTA per query tile of each head. Where most of a packed batch's query tiles do not exist, there are as many
-// CTAs as run at the same time, and each searches for those that do. kLanes neighbouring lanes share a row, 16 bytes
+// Grid: a CTA per query tile of each head. Where many of a packed batch's query tiles do not exist, there are up to
+// eight CTAs for each SM, and each searches for tiles that do. kLanes neighbouring lanes share a row, 16 bytes
 // each, and add up in a fixed butterfly order. Bound: memory, as in common/sums/delta.cu.
 #pragma once
 
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(kStatisticsThreads)
   ptx::wait_for_kernel_before();
 }
 
-// The same with fewer CTAs than query tiles. Each thread looks at another one. Neighbouring tiles, which exist or do
-// not exist together, belong to different CTAs.
+// The same with fewer CTAs than query tiles. Each thread looks up a different one. Neighbouring tiles, which mostly
+// exist or do not exist together, belong to different CTAs.
 template <class Element, int kLanes>
 __global__ void __launch_bounds__(kStatisticsThreads)
     searching_statistics_kernel(const __grid_constant__ KeyStationaryArguments args,
