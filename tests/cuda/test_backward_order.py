@@ -177,7 +177,7 @@ def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
 @pytest.mark.parametrize("d", [64, 128])
 def test_nan_in_padding_of_few_keys(d, sq, poison, dtype, gpu):
     """A mask of keys hides the padding from shares of queries. With 30000 of them, its key tiles are left out."""
-    inputs = make_inputs(Case(sq=sq, sk=300, batch=1, d=d, heads=2, mask="b11k"), dtype, "cuda", draw_on="cuda")
+    inputs = make_inputs(Case(sq=sq, sk=300, batch=1, d=d, heads=4, mask="b11k"), dtype, "cuda", draw_on="cuda")
     inputs.mask[...] = torch.arange(300, device="cuda") < 120
     check_hidden_keys(inputs, 120, poison, gpu)
 

@@ -91,6 +91,17 @@ class Call:
         return tensors | self.options
 
 
+def packed_plans(
+    lengths: tuple[int, ...], d: int, heads: int, key_heads: int | None = None, **options
+) -> tuple[Plan, Plan]:
+    """The plans of a packed call on Hopper, whose queries and keys have the same lengths."""
+    of = dict(q=heads, k=key_heads or heads, v=key_heads or heads)
+    tensors = {name: torch.empty(sum(lengths), n, d, dtype=BF16, requires_grad=True) for name, n in of.items()}
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    sequences = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
+    return plans_of(problem_of(**DEFAULTS | tensors | sequences | dict(backend="sm90") | options))
+
+
 def mismatches(plan: Plan, expected: dict) -> dict:
     """What a plan has in the fields that are not as expected. Of the workspace only the parts that are named count."""
     found = {name: getattr(plan, name) for name in expected}

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from flash_attn_ext._call.options import problem_of
-from flash_attn_ext._explanation import Plan, plans_of
+from flash_attn_ext._explanation import Plan
 from support.plans import (
     BF16,
-    DEFAULTS,
     F32,
     F64,
     KEY_STATIONARY,
@@ -16,6 +14,7 @@ from support.plans import (
     WARP_SPECIALISED,
     Call,
     mismatches,
+    packed_plans,
 )
 
 LONG = 2048
@@ -128,11 +127,8 @@ def test_lists_have_a_bound(monkeypatch):
 
 
 def test_packed_sequences_have_tiles_of_their_own():
-    tensors = {name: torch.empty(4 * LONG, 16, 64, dtype=BF16, requires_grad=True) for name in ("q", "k", "v")}
-    ends = torch.arange(0, 5 * LONG, LONG, dtype=torch.int32)
-    lengths = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=LONG, max_seqlen_k=LONG)
-    options = dict(backend="sm90", intervals=torch.zeros(1, 4 * LONG, 2, dtype=torch.int32))
-    forward, backward = plans_of(problem_of(**DEFAULTS | tensors | lengths | options))
+    intervals = torch.zeros(1, 4 * LONG, 2, dtype=torch.int32)
+    forward, backward = packed_plans((LONG,) * 4, d=64, heads=16, intervals=intervals)
     assert mismatches(forward, dict(kernel=WARP_SPECIALISED, score_mode="mask")) == {}
     assert forward.workspace["mask tiles"] == (4 * TILES + 4) * TILES  # no more than one sequence of all tokens has
     assert backward.kernel == KEY_STATIONARY

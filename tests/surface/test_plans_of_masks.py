@@ -7,9 +7,8 @@ Lists grow with queries times keys. Where the mask does not, they have a bound, 
 import pytest
 import torch
 
-from flash_attn_ext._call.options import problem_of
-from flash_attn_ext._explanation import Plan, plans_of
-from support.plans import BF16, DEFAULTS, KEY_STATIONARY, SINGLE_TILE, WARP_SPECIALISED, Call, mismatches
+from flash_attn_ext._explanation import Plan
+from support.plans import KEY_STATIONARY, SINGLE_TILE, WARP_SPECIALISED, Call, mismatches, packed_plans
 
 LONG = 2048
 LISTED = dict(kernel=KEY_STATIONARY, score_mode="mask")
@@ -27,11 +26,7 @@ MASKS = [
 
 
 def packed_plan(mask: tuple[int, ...], sequences: int) -> Plan:
-    tensors = {name: torch.empty(sequences * LONG, 16, 64, dtype=BF16, requires_grad=True) for name in ("q", "k", "v")}
-    ends = torch.arange(0, (sequences + 1) * LONG, LONG, dtype=torch.int32)
-    lengths = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=LONG, max_seqlen_k=LONG)
-    options = dict(backend="sm90", mask=torch.ones(mask, dtype=torch.bool))
-    return plans_of(problem_of(**DEFAULTS | tensors | lengths | options))[1]
+    return packed_plans((LONG,) * sequences, d=64, heads=16, mask=torch.ones(mask, dtype=torch.bool))[1]
 
 
 def backward_plan(mask: tuple[int, ...], sequences: int | None) -> Plan:

@@ -5,11 +5,9 @@ at head dim 128.
 """
 
 import pytest
-import torch
 
-from flash_attn_ext._call.options import problem_of
-from flash_attn_ext._explanation import Plan, plans_of
-from support.plans import BF16, DEFAULTS, F16, KEY_STATIONARY, TWO_PASS, Call, label, mismatches
+from flash_attn_ext._explanation import Plan
+from support.plans import F16, KEY_STATIONARY, TWO_PASS, Call, label, mismatches, packed_plans
 
 MIB = 2**20
 WHOLE = dict(kernel=KEY_STATIONARY, query_chunks=None, launches=None, key_heads_per_launch=None)
@@ -69,10 +67,7 @@ def test_dense(call, expected):
 
 
 def packed_plan(lengths: tuple[int, ...]) -> Plan:
-    tensors = {name: torch.empty(sum(lengths), 8, 128, dtype=BF16, requires_grad=True) for name in ("q", "k", "v")}
-    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    sequences = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
-    return plans_of(problem_of(**DEFAULTS | tensors | sequences | dict(backend="sm90", causal="bottom_right")))[1]
+    return packed_plans(lengths, d=128, heads=8, causal="bottom_right")[1]
 
 
 def test_packed():
