@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "attention/aligned_bias.h"
+#include "attention/unwanted_gradients.h"
 #include "kernels/common/cache/append_kv.h"
 #include "kernels/common/masks/aligned_bias.h"
 #include "kernels/common/masks/mask_tiles.h"
@@ -107,9 +108,11 @@ cudaError_t align_bias(Params& p, const Plan& plan, void* workspace, void* strea
 Status sm90_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                     void* stream) {
   attention::AppendingForwardParams p = params;
-  const cudaError_t error = align_bias(p, plan, workspace, stream);
+  cudaError_t error = align_bias(p, plan, workspace, stream);
   if (error != cudaSuccess) return error;
   if (!plan.is_warp_specialised()) return sm80_forward(p, plan, workspace, stream);
+  if (p.append.present()) error = common::append_kv(p.append, cuda_stream(stream));
+  if (error != cudaSuccess) return error;
   return sm90::run_forward(p, plan, workspace, cuda_stream(stream));
 }
 
@@ -119,6 +122,9 @@ Status sm90_backward(const attention::BackwardParams& params, const plan::Backwa
   cudaError_t error = align_bias(p, plan, workspace, stream);
   if (error != cudaSuccess) return error;
   if (!plan.is_warp_specialised()) return sm80_backward(p, plan, workspace, stream);
+  if (void* const unwanted = plan.workspace.unwanted_gradient.in<void>(workspace)) {
+    p = attention::with_unwanted_gradient(p, unwanted);
+  }
   error = sm90::run_backward(p, plan, workspace, cuda_stream(stream));
   if (error == cudaSuccess) error = sm80::run_separate_sums(p, plan, workspace, cuda_stream(stream));
   if (error != cudaSuccess || p.dsink == nullptr) return error;

@@ -13,6 +13,7 @@ PLAN_FILES = (
     "sm90/backward.cpp",
     "sm90/backward_query_stationary.cpp",
     "sm90/backward_two_pass.cpp",
+    "sm90/backward_unwanted.cpp",
     "sm90/backward_written_bias.cpp",
     "sm90/loop_order.cpp",
     "sm90/score_mode.cpp",

@@ -36,7 +36,30 @@ WITH_SLOPES = ("q", "k", "v", "alibi_slopes")
 SHARED = "within another kernel"
 THEN_EXACT = f"{SHARED}, then exact for sums of dS"
 WITH_SINK = ("q", "k", "v", "sink")
+UNWANTED = "unrequested gradient"
 BACKWARD_SM90 = [
+    # Kernels for all gradients where one is not asked for, unless that of q alone is as fast.
+    (
+        hopper(wanted=("k", "v"), key_heads=4, dv=32),
+        dict(kernel=KEY_STATIONARY, workspace={UNWANTED: 8 * 16 * LONG * 64 * 2}),
+    ),
+    (hopper(wanted=("v",), sq=256), dict(portable=True, workspace={UNWANTED: 0})),
+    (hopper(wanted=("v",), sq=257), dict(kernel=KEY_STATIONARY)),
+    (hopper(wanted=("k",), sq=32, sk=4096), dict(portable=False)),
+    (hopper(wanted=("q", "k")), dict(kernel=KEY_STATIONARY, workspace={UNWANTED: 0})),
+    (hopper(wanted=("q",)), dict(portable=True, workspace={UNWANTED: 0})),
+    (hopper(wanted=("q",), mask=SQUARE), dict(kernel=KEY_STATIONARY)),
+    (
+        hopper(wanted=("q",), d=128, key_heads=4, dv=96),
+        dict(kernel=KEY_STATIONARY, workspace={UNWANTED: 8 * 4 * LONG * 96 * 2}),
+    ),
+    (hopper(wanted=("q",), d=128, sk=1023), dict(portable=True)),
+    (hopper({"causal": "top_left"}, wanted=("q",), d=128), dict(kernel=KEY_STATIONARY)),
+    (hopper({"causal": "top_left"}, wanted=("q",), d=128, sq=2047), dict(portable=True)),
+    (hopper(wanted=("q",), d=128, sk=8 * LONG + 1), dict(portable=True)),
+    (hopper(wanted=("q",), d=256, sq=256), dict(portable=True)),
+    (hopper(wanted=("q",), d=256, sq=257), dict(kernel=TWO_PASS)),
+    (hopper(wanted=("q", "bias"), bias=SQUARE, d=128), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
     (hopper(), dict(kernel=KEY_STATIONARY, head_dims=(64, 64), tile=(64, 128))),
     (
         hopper(mask=SQUARE),

@@ -230,6 +230,7 @@ struct BackwardPlan {
     WorkspacePart aligned_bias;         // kKeyStationary, kTwoPass, kShortBias: as in the forward pass
     WorkspacePart keys_before_padding;  // kKeyStationary: of batch entries, where a key bias may hide keys at the end
     WorkspacePart existing_tiles;       // kKeyStationary: as in the forward pass
+    WorkspacePart unwanted_gradient;    // is_warp_specialised(): attention/unwanted_gradients.h
   } workspace;
 
   // Whether dBias comes from kernels that run after those of dQ, dK and dV, which then must not see it. (Those beside

@@ -322,7 +322,8 @@ Report report(const BackwardPlan& plan) {
                  {"work counters", workspace.work_counter},
                  {"partial dK and dV", workspace.key_sums},
                  {"partial dQ of key chunks", workspace.query_sums},
-                 {"arrivals", workspace.arrivals}});
+                 {"arrivals", workspace.arrivals},
+                 {"unrequested gradient", workspace.unwanted_gradient}});
   return report;
 }
 

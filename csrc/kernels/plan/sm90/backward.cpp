@@ -341,6 +341,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (std::optional<BackwardPlan> with_copy = plan_backward_aligned_bias(p, limits)) return *std::move(with_copy);
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (std::optional<BackwardPlan> with_bias = plan_backward_mask_as_bias(p, limits)) return *std::move(with_bias);
+  if (std::optional<BackwardPlan> with_more = plan_backward_unwanted(p, limits)) return *std::move(with_more);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
   // A gradient that sums whole rows of dS needs no dS. That of ALiBi slopes, of a relative-position bias, and of a bias
   // that may not read rounded dS, computes it again, by kernels of its own, most of which are portable. So no kernel of

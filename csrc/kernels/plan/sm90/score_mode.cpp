@@ -63,9 +63,9 @@ bool may_align_bias(const attention::AttentionParams& p, const Limits& limits) {
   return copy.chunks() <= INT32_MAX && copy.bytes() <= limits.max_materialised_bytes;
 }
 
-const void* address_of_copy() {
-  alignas(16) static const char kAddress[16] = {};
-  return kAddress;
+void* address_of_copy() {
+  alignas(16) static char address[16] = {};
+  return address;
 }
 
 bool has_only_softcap(const attention::AttentionParams& p) {

@@ -57,14 +57,18 @@ bool may_have_mask_as_bias(const attention::AttentionParams& params);
 // 16 bytes, and there is memory for a copy of it that kernels can read.
 bool may_align_bias(const attention::AttentionParams& params, const Limits& limits);
 
-// The address that a copy of a bias has in a plan, where it has no memory yet. It is not null, and aligned; plans look
-// at nothing else.
-const void* address_of_copy();
+// The address that memory of the workspace has in a plan, where it has none yet. It is not null, and aligned; plans
+// look at nothing else.
+void* address_of_copy();
 
 // The backward plan of a call with a mask of keys as a key bias, and of one with an aligned copy of its bias. There is
 // none if the plan would choose a kernel that does not need that form.
 std::optional<BackwardPlan> plan_backward_mask_as_bias(const attention::BackwardParams& params, const Limits& limits);
 std::optional<BackwardPlan> plan_backward_aligned_bias(const attention::BackwardParams& params, const Limits& limits);
+
+// The backward plan of a call that lacks dQ, or both dK and dV, by kernels that compute all of them. There is none
+// where other kernels are faster.
+std::optional<BackwardPlan> plan_backward_unwanted(const attention::BackwardParams& params, const Limits& limits);
 
 // Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
 void plan_slope_gradient(BackwardPlan& plan, const attention::BackwardParams& params);
