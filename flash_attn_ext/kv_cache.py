@@ -138,7 +138,7 @@ def attention_with_kvcache(
             of 16 bytes (float64: any) are read from a copy of the whole cache, which each call makes and the logger
             ``flash_attn_ext`` reports. To avoid it, allocate longer rows and pass a view of their first columns.
         v_cache: the same with Dv, which may differ from D.
-        k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn from 1 to 256, both or neither: token i of sequence b is
+        k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn at least 1, both or neither: token i of sequence b is
             written to position ``cache_seqlens[b] + i``.
         cache_seqlens: (B,) int32 on q's device, or an int for all: the keys that were there before this call, 0
             included.

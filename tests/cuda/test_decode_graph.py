@@ -83,7 +83,7 @@ class Decoder:
         self.table.fill_(NO_PAGE)
         for b, prompt in enumerate(PROMPTS):
             self.give_pages(b, prompt)
-            for begin in range(0, prompt, 200):  # a call takes up to 256 tokens
+            for begin in range(0, prompt, 200):  # in chunks
                 tokens = {name: t[b : b + 1, :, begin : min(begin + 200, prompt)] for name, t in self.tokens.items()}
                 entry = slice(b, b + 1)
                 caches = self.caches if self.model.page_size else [cache[entry] for cache in self.caches]

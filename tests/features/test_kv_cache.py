@@ -76,6 +76,60 @@ SHAPES = [
     CacheCase((70, 5), new=2, page_size=16, base=decode(sq=2, d=576, dv=512, heads=20, kv_heads=1)),
     CacheCase((40, 31), new=0, page_size=16, base=decode(sq=1, d=520, dv=512, heads=4, kv_heads=1, softcap=9.0)),
 ]
+# So many queries that Hopper's forward kernels take them, around edges of key tiles (of 64 or 128) and of pages.
+TILE_EDGES = (0, 1, 63, 64, 127, 128, 129, 500)
+MANY_QUERIES = (
+    [
+        CacheCase((*TILE_EDGES, 768), 0, 768, page_size, base=decode(sq=130, heads=4, kv_heads=2, d=d))
+        for d in (64, 128, 256)
+        for page_size in (None, 16, 48, 64, 256)
+    ]
+    + [
+        CacheCase(
+            (*TILE_EDGES[:-1], 468), 300, 768, page_size, rotary_dim=rotary_dim, base=decode(sq=300, d=d, **features)
+        )
+        for page_size, rotary_dim, d, features in (
+            (None, 0, 128, dict()),
+            (64, 64, 64, dict(layout="bshd")),
+            (128, 32, 128, dict(heads=4, kv_heads=1, causal=None)),
+        )
+    ]
+    + [
+        CacheCase(
+            lengths, 0, 8192, page_size, base=decode(**(dict(sq=200, heads=2, kv_heads=1) | features))
+        )  # split-KV
+        for lengths, page_size, features in (
+            ((5000, 0, 8192), None, dict()),
+            ((5000, 0, 8192), 16, dict(d=128)),
+            ((5000, 0, 8192), 64, dict(d=256)),
+            ((5000,), 64, dict(d=128, window=(900, 0), heads=16, sq=40)),
+            ((5000,), None, dict(window=(400, 0), heads=16, sq=40, sink=True)),
+            ((5000, 700), None, dict(d=256, dv=512, sq=70, heads=20, kv_heads=20)),
+        )
+    ]
+    + [
+        CacheCase((300, 70, 0, 512), 0, 512, page_size, base=decode(**(dict(sq=150, heads=4, kv_heads=2) | features)))
+        for features in (
+            dict(causal=None),
+            dict(causal="top_left"),
+            dict(window=(40, 0)),
+            dict(window=(200, 30), causal=None, d=128),
+            dict(sink=True),
+            dict(sink=True, window=(127, 0), layout="bshd"),
+            dict(scale=0.3, d=72, dv=40),
+            dict(d=192, dv=128),
+            dict(d=128, dv=256),
+            dict(heads=3, kv_heads=1),
+            dict(heads=12, kv_heads=2, d=128, sq=40),
+            dict(heads=7, kv_heads=1, d=128),
+            dict(heads=32, kv_heads=1, sq=9, sink=True),
+            dict(dv=60),
+            dict(softcap=20.0),
+        )
+        for page_size in (None, 16)
+    ]
+    + [CacheCase((300, 70, 0), capacity=333, indexed=True, base=decode(sq=150, d=d)) for d in (64, 128)]
+)
 FEATURES = [
     CacheCase((70, 0, 17), new=4, page_size=page_size, base=decode(**(dict(sq=4, heads=4, kv_heads=2) | features)))
     for features in (
@@ -130,6 +184,25 @@ def test_every_length(case, dtype, backend):
 @over_cases(SHAPES)
 def test_shapes(case, dtype, backend):
     check_cache_case(case, dtype, backend)
+
+
+@over_dtypes()
+@over_cases(MANY_QUERIES)
+def test_many_queries(case, dtype, backend):
+    check_cache_case(case, dtype, backend)
+
+
+@over_dtypes(DTYPES[:3])
+@pytest.mark.parametrize("sq", [2, 150])
+def test_queries_of_other_strides(sq, dtype, backend):
+    """The columns of q, and so of out, lie apart."""
+    case = CacheCase((300, 70, 0, 512), capacity=512, base=decode(sq=sq, heads=4, kv_heads=2))
+    inputs = make_cache_inputs(case, dtype, backend.device)
+    expected = run_with_cache(inputs, backend)
+    inputs.q = inputs.q.transpose(2, 3).contiguous().transpose(2, 3)
+    ours = run_with_cache(inputs, backend)
+    for name in ("out", "lse"):
+        assert_same_answer(ours[name], expected[name], backend, name)
 
 
 @over_dtypes((torch.float32, torch.bfloat16))

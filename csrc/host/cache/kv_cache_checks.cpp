@@ -16,7 +16,6 @@ namespace flash_attn_ext::host {
 namespace {
 
 constexpr const char* kLayout = "(batch, heads, sequence, head dim), or (batch, sequence, heads, head dim) with bshd";
-constexpr int64_t kMostNew = 256;  // keys that a call may append
 
 void check_matrix(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
   check_dense(name, tensor);
@@ -117,8 +116,7 @@ void check_new(const AttentionInputs& in, const KvCacheInputs& cache) {
   check_new_matrix("v_new", v_new, in.v, in);
   check_size("v_new", "number of tokens", v_new.size(2), k_new.size(2), "k_new");
   const int64_t num_new = cache.num_new(), capacity = cache.capacity(in);
-  TORCH_CHECK(num_new >= 1 && num_new <= kMostNew, "k_new has ", num_new, " tokens for each sequence, expected 1 to ",
-              kMostNew, "; ", num_new == 0 ? "leave out k_new and v_new" : "append them in several calls");
+  TORCH_CHECK(num_new >= 1, "k_new has 0 tokens for each sequence, expected 1 or more; leave out k_new and v_new");
   TORCH_CHECK(num_new <= capacity, "k_new has ", num_new, " tokens for each sequence, but the cache has room for ",
               capacity, "; allocate a longer cache");
   check_written("k_cache", in.k);

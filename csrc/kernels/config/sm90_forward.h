@@ -14,6 +14,13 @@ inline constexpr int kColumns = 256;
 inline constexpr int64_t kLargestHeadDimQk = 576;
 inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
 
+// What a row can do beside its score mode. Each kind is instantiated in files of its own.
+enum class RowKind {
+  kPlain,
+  kRowMax,   // they write row_max
+  kKvCache,  // they may read a cache, and pack heads
+};
+
 // A CTA has 64 stationary queries per consumer warpgroup. Tiles of `block_n` keys stream through pipelines of K and V.
 struct ForwardConfig {
   HeadDims dims;
@@ -50,11 +57,17 @@ struct ForwardConfig {
   // Writes row_max, the largest score of each row, where a call wants it. Kernels that read a bias always can. Other
   // kernels have rows of their own for it, so that calls that do not want it pay nothing.
   bool row_max = false;
+  // K and V may be a cache: rows of its entries or pages, which the producers look up, and as many keys as its lengths
+  // say. Query heads that share a key head may be rows of the same tiles. Calls without a cache
+  // take such a row to pack heads.
+  bool kv_cache = false;
 
   // Whether calls of these head dims can take the row. Smaller ones are zero-padded.
   constexpr bool takes(int64_t head_dim_qk, int64_t head_dim_v) const {
     return head_dim_qk <= dims.qk && (head_dim_v <= dims.v || dims.v == kColumns);
   }
+  // Whether query heads that share a key head are rows of the same tiles (attention/packed_heads.h).
+  constexpr bool may_pack_heads() const { return kv_cache && (tma_store || split_kv); }
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
   constexpr bool has_bias() const { return score == ScoreMode::kGeneric || reads_bias_boxes(score); }
   constexpr bool has_key_bias() const { return score == ScoreMode::kKeyBias || score == ScoreMode::kKeyBiasDropout; }
@@ -68,8 +81,10 @@ struct ForwardConfig {
   constexpr bool modifies_scores() const {
     return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kCausalAlibi || has_key_bias();
   }
-  // Whether a call can take the row, given whether it wants row_max. Kernels that read a bias serve both.
-  constexpr bool suits(bool wants_row_max) const { return row_max == wants_row_max || has_bias(); }
+  // Whether a call that needs a kind of row can take this one. Kernels that read a bias write row_max where it is
+  // wanted.
+  constexpr bool suits(RowKind wanted) const { return kind() == wanted || (has_bias() && wanted != RowKind::kKvCache); }
+  constexpr RowKind kind() const { return kv_cache ? RowKind::kKvCache : row_max ? RowKind::kRowMax : RowKind::kPlain; }
   constexpr bool may_drop() const { return score == ScoreMode::kGeneric || always_drops(score); }
 
   bool operator==(const ForwardConfig&) const = default;
@@ -91,6 +106,12 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {64, 64}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ctas_per_sm = 2,
      .ping_pong = false, .intra_overlap = false, .tma_store = true, .rounded_sums = true},
     {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .split_kv = true, .rounded_sums = true},
+    {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .tma_store = true, .rounded_sums = true,
+     .kv_cache = true},
+    {.dims = {64, 64}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true, .kv_cache = true},
+    {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .split_kv = true, .rounded_sums = true,
+     .kv_cache = true},
     {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .tma_store = true, .rounded_sums = true,
      .row_max = true},
     {.dims = {64, 64}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
@@ -126,6 +147,10 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .split_kv = true, .unmasked_loop = true,
      .rounded_sums = true},
     {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true, .rounded_sums = true, .kv_cache = true},
+    {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .split_kv = true, .unmasked_loop = true,
+     .rounded_sums = true, .kv_cache = true},
+    {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
      .unmasked_loop = true, .rounded_sums = true, .row_max = true},
     {.dims = {128, 128}, .warpgroups = 3, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ping_pong = false,
      .tma_store = true, .late_pv_wait = true, .rounded_sums = true, .row_max = true},
@@ -142,6 +167,10 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .rounded_sums = true},
     {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .early_lse = true, .early_q_release = true,
      .rounded_sums = true},
+    {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .early_lse = true, .early_q_release = true,
+     .rounded_sums = true, .kv_cache = true},
+    {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .split_kv = true, .early_q_release = true,
+     .rounded_sums = true, .kv_cache = true},
     {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .early_lse = true, .early_q_release = true,
      .rounded_sums = true, .row_max = true},
     // Shared memory has no room for columns of ones beside Q. Other score modes take the portable kernels above head dim

@@ -22,7 +22,7 @@ cudaError_t run_planned(const ForwardCall& call, const plan::ForwardPlan& plan, 
   }
   return common::with_row<kForwardConfigs>(plan.row, [&](auto row) {
     constexpr ForwardConfig kConfig = kForwardConfigs[row()];
-    return forward<Element, kConfig.score, kConfig.row_max>(call, plan, workspace, stream);
+    return forward<Element, kConfig.score, kConfig.kind()>(call, plan, workspace, stream);
   });
 }
 

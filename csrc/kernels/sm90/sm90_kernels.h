@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
-#include "kernels/config/tables.h"
+#include "kernels/config/sm90_forward.h"
 #include "kernels/plan/plan.h"
 #include "kernels/schedule/key_intervals.cuh"
 
@@ -20,8 +20,8 @@ struct ForwardCall : attention::ForwardParams {
 // Writes the RelativeBiasBoxes of a call.
 cudaError_t write_relative_bias_boxes(const attention::AttentionParams& params, void* to, cudaStream_t stream);
 
-// The forward pass of the rows of a score mode. Those that write row_max are instantiated apart from the others.
-template <class Element, ScoreMode kScore, bool kRowMax>
+// The forward pass of the rows of a score mode and a kind.
+template <class Element, ScoreMode kScore, RowKind kKind>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream);
 
 // The forward pass where one tile has all keys of a sequence.

@@ -25,7 +25,7 @@ cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixV
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
   constexpr int64_t kBytes = 2;
-  operand.head_step = shape.heads > 1 && view.head_stride != 0;
+  operand.head_step = shape.heads_are_packed_queries || (shape.heads > 1 && view.head_stride != 0);
   operand.batch_step = shape.batch > 1 && view.batch_stride != 0;
   // The stride of a dimension of size 1 is never used, but must be one that the TMA could use.
   const auto bytes_between = [](int64_t places, int64_t stride) {
@@ -37,7 +37,8 @@ cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixV
                                 static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
   const cuuint64_t strides[] = {bytes_between(shape.rows, view.row_stride), bytes_between(heads, view.head_stride),
                                 bytes_between(batch, view.batch_stride)};
-  const cuuint32_t box[] = {tile::kSmemChunkColumns, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
+  const cuuint32_t box[] = {tile::kSmemChunkColumns, static_cast<cuuint32_t>(shape.box_rows),
+                            static_cast<cuuint32_t>(shape.box_heads), 1};
   const cuuint32_t element_strides[] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       element == attention::ElementType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;

@@ -36,6 +36,16 @@ struct SmemTile {
       ptx::copy_box(data[chunk], map, barrier, at, policy...);
     }
   }
+
+  // Clears rows [first, kRows). Called by `threads` threads, each with its index. A fence and a barrier must follow.
+  __device__ __forceinline__ void clear_rows(int first, int thread, int threads) {
+    constexpr int kVectors = kSmemRowBytes / sizeof(uint4);
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      auto* const vectors = reinterpret_cast<uint4*>(data[chunk]);
+      for (int i = first * kVectors + thread; i < kRows * kVectors; i += threads) vectors[i] = {};
+    }
+  }
 };
 
 // The same with a chunk of ones after the others, so that a GEMM also computes the row sums of its left operand.

@@ -71,6 +71,9 @@ def decode() -> Iterator[DecodeWorkload]:
         yield _workload(batch, 8, "masked", **masked)
     for batch, kilokeys in ((1, 32), (16, 8), (64, 8)):
         yield from _caches(batch, kilokeys, dict(base, peers=("fa3",)))
+    # Drafts of speculative decoding, and chunks of a prompt.
+    for batch, kilokeys, queries in ((8, 4, 16), (8, 4, 64), (1, 8, 512), (1, 32, 2048)):
+        yield from _caches(batch, kilokeys, dict(base, peers=("fa3",), seqlen=queries))
 
 
 def decode_host() -> Iterator[DecodeWorkload]:
@@ -100,8 +103,9 @@ def _workload(batch: int, kilokeys: int, what: str = "", seqlen: int = 1, **opti
 def _caches(batch: int, kilokeys: int, common: dict) -> Iterator[DecodeWorkload]:
     """Paged caches are compared with a contiguous one of the same keys, and that with attention() on its tensors."""
     options: dict[str, Any] = common | dict(own=ATTENTION, against=ATTENTION, entry=CACHE, in_goal=False)
-    contiguous = _workload(batch, kilokeys, CACHE, **options)
+    queries = f"{common['seqlen']} queries " if "seqlen" in common else ""
+    contiguous = _workload(batch, kilokeys, queries + CACHE, **options)
     yield contiguous
     for page in (16, 64, 256):
-        case = f"B{batch} {kilokeys}k page {page}"
+        case = f"B{batch} {kilokeys}k {queries}page {page}"
         yield dataclasses.replace(contiguous, case=case, page_size=page, own=CONTIGUOUS, against=CONTIGUOUS)

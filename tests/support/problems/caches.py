@@ -13,7 +13,7 @@ from support.problems.draw import HEAD_DIMS, draw_head_dims, draw_intervals, dra
 from support.runners import Result, poisoned_memory
 from support.strides import bits_of_storage, with_strides
 
-NUM_QUERIES = (1, 1, 1, 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 70)
+NUM_QUERIES = (1, 1, 1, 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 70, 128, 200)
 NUM_NEW = (0, 0, 1, 1, 2, 5, 15, 16, 17, 40)
 PAGE_SIZES = (16, 16, 32, 48, 64, 80)
 CAPACITIES = (40, 64, 65, 96, 200, 333, 512, 700)  # of sequences in pages: up to the end of a page

@@ -8,15 +8,15 @@ namespace flash_attn_ext::plan {
 // From how many keys on split-KV may pay, and the least keys that are worth a CTA.
 inline constexpr int64_t kSplitKeys = 512;
 inline constexpr int64_t kLeastKeysOfCta = 128;
-// Up to this number of queries, keys are split where SMs would be idle. With more queries, a result does not depend on
-// the rest of the batch.
+// Up to this number of queries, and with any number where there is a cache, keys are split where SMs would be idle. In
+// other calls a result does not depend on the rest of the batch.
 inline constexpr int64_t kSplitQueries = 512;
 
 // The queries of a portable tile, by which plans decide whether SMs would be idle without split-KV.
 inline constexpr int kSplitTileQueries = 128;
 
-// Whether few rows see so many keys that reading these bounds the call, or keys come from a cache, which only the
-// split-KV kernel reads.
+// Whether few rows see so many keys that reading these bounds the call, or keys come from a cache, which of the
+// portable kernels only the split-KV kernel reads.
 bool is_bound_by_keys(const attention::ForwardParams& params);
 
 // Whether the rows of all heads leave SMs without work, and there are keys to split. tile_queries: of the kernel that

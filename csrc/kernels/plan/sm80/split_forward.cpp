@@ -90,13 +90,14 @@ bool is_bound_by_keys(const attention::ForwardParams& p) {
 }
 
 bool leaves_sms_idle(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {
-  if (p.sequences.max_seqlen_q > kSplitQueries || !numbers_fit(p)) return false;
+  if ((p.sequences.max_seqlen_q > kSplitQueries && !p.cache.present()) || !numbers_fit(p)) return false;
   const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, tile_queries);
   return 2 * blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys;
 }
 
 int64_t kv_splits(const attention::ForwardParams& p, int64_t blocks, const Limits& limits) {
-  return std::clamp<int64_t>(limits.sms / std::max<int64_t>(blocks, 1), 1, visible_keys(p) / kSplitKeys);
+  const int64_t most = std::max<int64_t>(visible_keys(p) / kSplitKeys, 1);
+  return std::clamp<int64_t>(limits.sms / std::max<int64_t>(blocks, 1), 1, most);
 }
 
 ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& limits) {

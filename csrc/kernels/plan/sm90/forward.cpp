@@ -6,6 +6,7 @@
 #include "attention/division.h"
 #include "attention/key_bias.h"
 #include "attention/key_interval.h"
+#include "attention/packed_heads.h"
 #include "kernels/config/combine.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/plan/mask_tiles.h"
@@ -20,6 +21,7 @@ namespace flash_attn_ext::plan {
 namespace {
 
 using sm90::ForwardConfig;
+using sm90::RowKind;
 
 constexpr int kWarpgroupRows = 64;
 
@@ -39,11 +41,18 @@ constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
 // queries, this backend's tiles are at least half full.
 constexpr int64_t kQueriesBoundByKeys = 32;
+// The same for packed rows of a call with a cache (attention/packed_heads.h).
+constexpr int64_t kRowsBoundByKeys = 32;
 // With more queries than this, the arithmetic of that kernel takes longer than reading the keys. This backend, whose
 // kernels do not split the keys of such calls, is then faster where there are enough heads: more than half as many as
 // SMs or, above kKeysOfUnevenHeads visible keys, as many as fill three quarters of whole waves.
 constexpr int64_t kQueriesOfFewRows = 8;
 constexpr int64_t kKeysOfUnevenHeads = 2048;
+// Calls without a cache gain from packed heads from these numbers of rows and visible keys on, but not at head dims for
+// which only kernels without packed heads have fewer than 128 columns.
+constexpr int64_t kLeastPackedRows = 65;
+constexpr int64_t kLeastKeysOfPackedHeads = 1024;
+constexpr int64_t kMostHeadDimOfFewerColumns = 96;
 // Two splits pay from this number of visible keys on, since combining them takes time, or from kSmsOfFewTiles SMs for
 // each tile on, where there is little to combine. More splits, each of which has kSplitKeys at least, always do.
 constexpr int64_t kKeysOfTwoSplits = 2560;
@@ -95,6 +104,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
+  if (p.cache.present()) return false;
   if (largest_head_dim(p) > 64) {
     return tokens <= kPortableTokens && !prefers_single_tile(p) && largest_head_dim(p) <= kLargestShortHeadDim &&
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
@@ -116,7 +126,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
 constexpr int64_t largest_split_head_dim() {
   int64_t largest = 0;
   for (const ForwardConfig& config : sm90::kForwardConfigs) {
-    if (config.split_kv) largest = std::max<int64_t>(largest, config.dims.qk);
+    if (config.split_kv && !config.kv_cache) largest = std::max<int64_t>(largest, config.dims.qk);
   }
   return largest;
 }
@@ -142,10 +152,34 @@ bool heads_fill_sms(const attention::ForwardParams& p, const Limits& limits) {
   return 4 * heads >= 3 * attention::ceil_div(heads, limits.sms) * limits.sms;
 }
 
+// Whether a call with a cache has so many queries that GEMMs bound it. There are kernels for scores that are only
+// scaled, which do not write row_max.
+bool fills_tiles_of_cache(const attention::ForwardParams& p, const Limits& limits) {
+  return !p.row_max.present() && attention::with_packed_heads(p).sequences.max_seqlen_q > kRowsBoundByKeys &&
+         score_mode(p, limits) == ScoreMode::kScaleOnly;
+}
+
+// Whether packed heads reduce the number of query tiles of a call without a cache by an eighth or more. With fewer rows
+// reading the keys bounds the call, and the portable split-KV kernel runs.
+bool gains_from_packed_heads(const attention::ForwardParams& p, const Limits& limits) {
+  if (is_packed(p) || p.row_max.present() || visible_keys(p) < kLeastKeysOfPackedHeads) return false;
+  if (score_mode(p, limits) != ScoreMode::kScaleOnly) return false;
+  const attention::ForwardParams of_rows = attention::with_packed_heads(p);
+  const int64_t rows = of_rows.sequences.max_seqlen_q;
+  if (of_rows.num_heads_q == p.num_heads_q || rows < kLeastPackedRows || rows > kSplitQueries) return false;
+  const int64_t head_dim = largest_head_dim(p);
+  if (head_dim > 64 && head_dim <= kMostHeadDimOfFewerColumns) return false;
+  const int64_t tile = head_dim <= 64 ? 192 : 128;
+  const auto tiles_of = [&](const attention::ForwardParams& call) {
+    return call.num_heads_q * attention::ceil_div(call.sequences.max_seqlen_q, tile);
+  };
+  return 8 * tiles_of(of_rows) <= 7 * tiles_of(p);
+}
+
 // Whether the portable split-KV kernel runs, for few queries of many keys. It reads the keys once for all query heads
 // that share them.
 bool takes_portable_split_kv(const attention::ForwardParams& p, const Limits& limits) {
-  if (p.cache.present()) return true;
+  if (p.cache.present()) return !fills_tiles_of_cache(p, limits);
   const int64_t queries = p.sequences.max_seqlen_q;
   if (!is_bound_by_keys(p) || queries > kQueriesBoundByKeys) return false;
   if (queries <= kQueriesOfFewRows || p.queries_per_key_head() > 1) return true;
@@ -253,38 +287,40 @@ static_assert(rows_are_grouped());
 
 // The first row of the table that holds the head dims, suits the call and is wanted.
 template <class Predicate>
-int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
-  const bool wants_row_max = p.row_max.present();
+int find_row(const attention::ForwardParams& p, RowKind kind, Predicate&& is_wanted) {
   for (int row = 0; row < kNumRows; ++row) {
     const ForwardConfig& config = sm90::kForwardConfigs[row];
-    if (config.takes(p.head_dim_qk, p.head_dim_v) && config.suits(wants_row_max) && is_wanted(config)) return row;
+    if (config.takes(p.head_dim_qk, p.head_dim_v) && config.suits(kind) && is_wanted(config)) return row;
   }
   return kNoRow;
 }
 
 // The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of
 // 128 keys show blocks of 128.
-int row_of_blocks(const attention::ForwardParams& p, int chosen) {
+int row_of_blocks(const attention::ForwardParams& p, RowKind kind, int chosen) {
   const attention::BlockMask& blocks = p.score_mod.blocks;
   const ForwardConfig& current = sm90::kForwardConfigs[chosen];
   if (!blocks.present() || current.block_n <= 1 << blocks.key_shift) return chosen;
-  const int found = find_row(p, [&](const ForwardConfig& row) {
+  const int found = find_row(p, kind, [&](const ForwardConfig& row) {
     return row.dims == current.dims && row.score == current.score && row.block_n == 1 << blocks.key_shift;
   });
   return found == kNoRow ? chosen : found;
 }
 
-int choose_row(const attention::ForwardParams& p, const Limits& limits) {
+// p: with packed heads, if the row packs them.
+int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& limits) {
   const auto default_row = [&](ScoreMode score) {
-    return find_row(p, [&](const ForwardConfig& row) { return row.score == score && !row.split_kv; });
+    return find_row(p, kind, [&](const ForwardConfig& row) { return row.score == score && !row.split_kv; });
   };
   const ScoreMode score = score_mode(p, limits);
   int chosen = default_row(score);
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
   if (chosen == kNoRow) return kNoRow;
-  if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return row_of_blocks(p, chosen);
-  const int split_kv = find_row(p, [](const ForwardConfig& row) { return row.split_kv; });
-  if (split_kv != kNoRow && splits_keys(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
+  if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return row_of_blocks(p, kind, chosen);
+  const int split_kv = find_row(p, kind, [](const ForwardConfig& row) { return row.split_kv; });
+  const bool has_slices = num_slices(p.head_dim_v, sm90::kColumns) > 1;  // for which fewer splits would be left
+  if (split_kv != kNoRow && !has_slices && splits_keys(p, sm90::kForwardConfigs[split_kv].block_m(), limits))
+    return split_kv;
   // Rows of the same head dims and score mode follow each other.
   const int first = chosen;
   const auto other_row = [&](auto&& is_wanted) {
@@ -292,7 +328,7 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
     for (int row = first; row < kNumRows; ++row) {
       const ForwardConfig& config = sm90::kForwardConfigs[row];
       if (config.dims != current.dims || config.score != current.score) break;
-      if (config.row_max == current.row_max && !config.split_kv && is_wanted(config, current)) return row;
+      if (config.kind() == current.kind() && !config.split_kv && is_wanted(config, current)) return row;
     }
     return kNoRow;
   };
@@ -328,13 +364,16 @@ bool may_have_intervals(const attention::ForwardParams& p) {
   return p.visibility.unlimited() || p.visibility.diagonal(p.sequences.at(0)) == 0;
 }
 
+ForwardPlan plan_forward(const attention::ForwardParams& p, bool may_pack_heads, const Limits& limits);
+
 // Such batch entries need no kernel with masks or biases, which would be slower (docs/kernels/log/sm90.md, "Padding
 // without a mask").
 void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const Limits& limits) {
   if (!may_have_intervals(p)) return;
   attention::ForwardParams without_padding = p;
   (p.score_mod.mask.present() ? without_padding.score_mod.mask : without_padding.score_mod.bias) = {};
-  auto of_intervals = std::make_shared<const ForwardPlan>(plan_forward_sm90(without_padding, limits));
+  auto of_intervals =
+      std::make_shared<const ForwardPlan>(plan_forward(without_padding, /*may_pack_heads=*/false, limits));
   if (!takes_intervals(*of_intervals)) return;
   const int64_t entries = p.score_mod.mask.present() ? count_mask_tiles(p).batch : p.batch;
   plan.workspace.intervals = append(plan.workspace.bytes, entries * int64_t{sizeof(attention::KeyInterval)});
@@ -363,15 +402,16 @@ std::optional<ForwardPlan> plan_aligned_bias(const attention::ForwardParams& p, 
   return plan;
 }
 
-}  // namespace
-
-ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
+ForwardPlan plan_forward(const attention::ForwardParams& p, bool may_pack_heads, const Limits& limits) {
   if (std::optional<ForwardPlan> with_copy = plan_aligned_bias(p, limits)) return *std::move(with_copy);
   if (takes_short_bias(p)) return plan_forward_short_bias(p);
   if (std::optional<ForwardPlan> with_bias = plan_mask_as_bias(p, limits)) return *std::move(with_bias);
   if (is_for_portable_kernels(p, limits)) return plan_forward_sm80(p, limits);
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
-  const int row = choose_row(p, limits);
+  const bool packs_heads = p.cache.present() || (may_pack_heads && gains_from_packed_heads(p, limits));
+  const attention::ForwardParams of_rows = packs_heads ? attention::with_packed_heads(p) : p;
+  const RowKind kind = packs_heads ? RowKind::kKvCache : p.row_max.present() ? RowKind::kRowMax : RowKind::kPlain;
+  const int row = choose_row(of_rows, kind, limits);
   if (row == kNoRow) return plan_forward_sm80(p, limits);
   ForwardPlan plan;
   plan.row_max = p.row_max.present();
@@ -390,7 +430,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
   plan.persistent_ctas = config.ctas_per_sm * limits.sms;
-  plan.smaller_head_groups = smaller_head_groups(attention::ceil_div(p.sequences.max_seqlen_q, config.block_m()));
+  plan.smaller_head_groups = smaller_head_groups(attention::ceil_div(of_rows.sequences.max_seqlen_q, config.block_m()));
   plan.uneven_heads = uneven_heads(config, plan.persistent_ctas);
   if (p.score_mod.hides_keys()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, mask_tiles_bytes(p));
@@ -398,10 +438,10 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
       plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
     }
   }
-  const int64_t whole_tiles = p.batch * p.num_heads_q *
-                              attention::ceil_div(p.sequences.max_seqlen_q, plan.tile.queries) *
+  const int64_t whole_tiles = p.batch * of_rows.num_heads_q *
+                              attention::ceil_div(of_rows.sequences.max_seqlen_q, plan.tile.queries) *
                               num_slices(p.head_dim_v, plan.tile.columns);
-  if (config.split_kv) plan.kv_splits = kv_splits(p, whole_tiles, limits);
+  if (config.split_kv) plan.kv_splits = kv_splits(of_rows, whole_tiles, limits);
   const int64_t tiles = whole_tiles * plan.kv_splits;
   if (config.split_kv) {
     const int64_t columns = common::split_columns(config.dims.v);
@@ -423,6 +463,12 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   if (p.score_mod.mask.present() || config.has_key_bias()) plan_intervals(plan, p, limits);
   return plan;
+}
+
+}  // namespace
+
+ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
+  return plan_forward(p, /*may_pack_heads=*/true, limits);
 }
 
 }  // namespace flash_attn_ext::plan

@@ -66,7 +66,8 @@ const SingleTileConfig* find_row(const attention::ForwardParams& p) {
 }  // namespace
 
 bool takes_single_tile(const attention::ForwardParams& p) {
-  return find_row(p) != nullptr && (!p.visibility.one_sided() || p.sequences.max_seqlen_k <= kMostKeysOneSided);
+  return !p.cache.present() && find_row(p) != nullptr &&
+         (!p.visibility.one_sided() || p.sequences.max_seqlen_k <= kMostKeysOneSided);
 }
 
 ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Limits& limits) {

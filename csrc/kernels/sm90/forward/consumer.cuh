@@ -11,7 +11,6 @@
 #include "kernels/score/score_mod.cuh"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/forward/epilogue.cuh"
-#include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/stages.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/kernel.cuh"
@@ -344,6 +343,7 @@ struct ForwardConsumer {
     drop(work, n);
     p.pack(scores, Element{});
     sums.add(p, Element{});
+    stages.clear_values_after(where_of(work, n).num_keys());
   }
 
   template <Rescale kRescale, bool kFull>
@@ -411,7 +411,7 @@ struct ForwardConsumer {
     }
     if constexpr (kAlibi) alibi.apply(scores, n * kKeys);
     if constexpr (kKeyBias) key_bias.apply(scores);
-    if (!kFull && !own.full(n)) where.hide_invisible(scores);
+    if (!kFull && !own.full(n)) hide_invisible<Traits>(args, where, scores);
   }
 
   __device__ __forceinline__ void read_key_bias(const Work& work, int n) {

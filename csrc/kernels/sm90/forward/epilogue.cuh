@@ -4,6 +4,7 @@
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/schedule/block.cuh"
+#include "kernels/sm90/forward/packed_rows.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/kernel.cuh"
@@ -39,6 +40,21 @@ __device__ __forceinline__ void flag_rows(const TileFlags& flags, int tile, bool
   __syncwarp();
 }
 
+// Recomputes one row of a work tile. Not inlined: finding rows in a cache takes registers that other code needs.
+template <class Traits>
+__device__ __noinline__ void recompute_row_of_cache(const typename Traits::Arguments& args, int tile, int row) {
+  const attention::BasicForwardParams& p = args.params;
+  const Place at = args.schedule.place(static_cast<uint32_t>(tile));
+  const attention::Sequence sequence = p.sequence_of(at.batch);
+  const int packed = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries)) + row;
+  const int query = query_of<Traits>(args, packed);
+  if (query >= sequence.num_queries) return;
+  const int64_t head = first_head_of<Traits>(args, at) + packed_head_of<Traits>(args, packed);
+  const int first_column = static_cast<int>(at.slice) * kColumns;
+  common::compute_forward_row<typename Traits::Element, common::AnyKeys>(
+      args.params, common::head_rows(p, sequence, head), query, {first_column, first_column + kColumns});
+}
+
 // Recomputes the calling warp's flagged rows of all work tiles that its CTA had. last_tile: the last of these;
 // first_row: the warp's first row in a tile.
 template <class Traits>
@@ -51,6 +67,10 @@ __device__ __forceinline__ void repair_flagged(const typename Traits::Arguments&
     if (row == kRows || warp_flag<Traits>(args.flags, tile) == 0) {
       tile = args.flags.previous[tile];
       row = 0;
+      continue;
+    }
+    if constexpr (Traits::kConfig.kv_cache) {
+      recompute_row_of_cache<Traits>(args, tile, first_row + row++);
       continue;
     }
     const Place at = args.schedule.place(static_cast<uint32_t>(tile));
@@ -84,9 +104,17 @@ struct ForwardEpilogue {
   const typename ForwardShared<Traits>::Work& work;
   const int first_row;  // the warp's, in the tile of queries
 
+  // The warp's first query, or row of packed heads.
   __device__ __forceinline__ int64_t query() const { return int64_t{work.first_query} + first_row; }
   __device__ __forceinline__ int num_rows() const {
-    return static_cast<int>(min(work.coord.sequence.num_queries - query(), int64_t{16}));
+    return static_cast<int>(min(num_rows_of<Traits>(args, work.coord.sequence) - query(), int64_t{16}));
+  }
+  // The query and the head of the warp's row r.
+  __device__ __forceinline__ int64_t query_of_row(int r) const {
+    return query_of<Traits>(args, static_cast<int>(query()) + r);
+  }
+  __device__ __forceinline__ int64_t head_of_row(int r) const {
+    return work.coord.head + packed_head_of<Traits>(args, r);
   }
 
   // Writes the LSE and row_max, where stores are enabled. hides_row(r): whether the mask hides every key that the
@@ -118,7 +146,12 @@ struct ForwardEpilogue {
         ends.needs_recompute |= exists(r, rows) && !sees_nothing;
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
-      ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.coord.head]);
+      if constexpr (Traits::kConfig.may_pack_heads()) {
+        const auto* const sink = static_cast<const float*>(p.sink);
+        ends.factor[r] = sink == nullptr ? 1.0f : state.add_sink(sink[head_of_row(Output::row(r))]);
+      } else {
+        ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.coord.head]);
+      }
       ends.total[r] = state.l;
       if (r == own) own_state = state;
     }
@@ -131,7 +164,11 @@ struct ForwardEpilogue {
     if (store_enabled && own < 2 && own_row < rows && work.first_column == 0) {
       const int64_t row = sequence.query_begin + query() + own_row;
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
-      *p.lse.at<float>(sequence.batch, work.coord.head, row) = result.value;
+      if constexpr (Traits::kConfig.may_pack_heads()) {
+        *p.lse.at<float>(sequence.batch, head_of_row(own_row), query_of_row(own_row)) = result.value;
+      } else {
+        *p.lse.at<float>(sequence.batch, work.coord.head, row) = result.value;
+      }
       if (kMayModify && p.lse_residual.present()) {
         *p.lse_residual.at<float>(sequence.batch, work.coord.head, row) = result.residual;
       }
@@ -169,7 +206,7 @@ struct ForwardEpilogue {
       out.scale_row(r, factor);
     }
     const int64_t row = sequence.query_begin + query();
-    const OutputRows<Element> target = {
+    OutputRows<Element> target = {
         .data = p.out.row<Element>(sequence.batch, work.coord.head, row) + work.first_column * p.out.column_stride,
         .row_stride = p.out.row_stride,
         .column_stride = p.out.column_stride,
@@ -178,13 +215,20 @@ struct ForwardEpilogue {
     bool needs_recompute = ends.needs_recompute;
     if constexpr (!Traits::kConfig.tma_store) {
       needs_recompute |= store_row_quads<Element>(target, out);
-    } else if (staging == nullptr) {
+    } else if (!Traits::kConfig.may_pack_heads() && staging == nullptr) {
       store_zeros(target);
     } else {
-      const ptx::TmaCoordinate at = {.column = work.first_column,
-                                     .row = static_cast<int>(row),
-                                     .head = static_cast<int>(work.coord.head),
-                                     .batch = static_cast<int>(sequence.batch)};
+      ptx::TmaCoordinate at = {.column = work.first_column,
+                               .row = static_cast<int>(row),
+                               .head = static_cast<int>(work.coord.head),
+                               .batch = static_cast<int>(sequence.batch)};
+      // The TMA writes O of packed heads as it reads Q (ForwardProducer::copy_packed_q). Heads are only packed where it
+      // can (num_packed_heads()). It leaves out rows after the last query, because the tensor ends there.
+      if (Traits::kConfig.may_pack_heads() && args.log2_packed_heads > 0) {
+        at.row = static_cast<int>(work.coord.head);
+        at.head = static_cast<int>(query_of_row(0));
+        target.rows = OutputMap::kRows;
+      }
       needs_recompute |= tma_store_rows(target, args.out, at, out, *staging, first_row % tile::kWarpgroupRows);
     }
     return __any_sync(0xFFFFFFFFu, needs_recompute);
@@ -198,8 +242,9 @@ struct ForwardEpilogue {
     const KvSplits& splits = args.kv_splits;
     const int rows = num_rows();
     const int64_t tile = work.coord.sequence.batch * splits.tiles + work.first_query / Traits::kQueries;
-    const int64_t work_tile =
-        (tile * args.params.num_heads_q + work.coord.head) * splits.column_slices + work.first_column / kColumns;
+    const int log2_packed = Traits::kConfig.may_pack_heads() ? args.log2_packed_heads : 0;
+    const int64_t head = (tile * args.params.num_heads_q + work.coord.head) >> log2_packed;
+    const int64_t work_tile = head * splits.column_slices + work.first_column / kColumns;
     const auto slot = static_cast<int>(work_tile * splits.count + work.split);
     bool needs_recompute = false;
 #pragma unroll
@@ -236,7 +281,8 @@ struct ForwardEpilogue {
 
   // Whether causality or a window hides every key from a query.
   __device__ __forceinline__ bool is_out_of_sight(int64_t query) const {
-    return args.params.visibility.template keys_of<int>(query, work.coord.sequence).empty();
+    const int64_t own = Traits::kConfig.may_pack_heads() ? query_of<Traits>(args, static_cast<int>(query)) : query;
+    return args.params.visibility.template keys_of<int>(own, work.coord.sequence).empty();
   }
 };
 

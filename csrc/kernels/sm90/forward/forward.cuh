@@ -2,9 +2,9 @@
 // al. 2024, "FlashAttention-3", sections 3.1 and 3.2).
 //
 // Grid: ForwardConfig::ctas_per_sm persistent CTAs per SM. A dynamic tile scheduler hands out work tiles (batch,
-// query head, kQueries rows), longest first.
+// query head or packed heads, kQueries rows), longest first.
 // Warpgroup 0 is the producer: one thread fetches work tiles and says which keys they see (scheduler.cuh), another one
-// issues all TMA loads (producer.cuh).
+// issues all TMA loads (producer.cuh). In kernels for a cache two warps do.
 // Each other warpgroup is a consumer of 64 of the queries (consumer.cuh): S, P and O live in its registers. The
 // consumers run in ping-pong where ForwardConfig::ping_pong says so (stages.cuh).
 // Shared memory: pipelines of one or two stages of Q and of two to four of K and V; biases and masks (ForwardShared).
@@ -37,7 +37,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.producer>();
     const int warp = uniform(tile::warp());
-    if (warp == 0 && ptx::elect()) ForwardProducer<Traits>{args, shared}.run();
+    using Producer = ForwardProducer<Traits>;
+    if constexpr (Producer::kHasLanes) {
+      if (warp == 0 || warp == 2) Producer{args, shared, warp == 0, warp == 2}.run();
+    } else {
+      if (warp == 0 && ptx::elect()) Producer{args, shared}.run();
+    }
     if (warp == 1) ForwardScheduler<Traits>{args, shared}.start();
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();

@@ -4,6 +4,7 @@
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/head_tiles.h"
 #include "kernels/sm90/bias_mask.cuh"
+#include "kernels/sm90/forward/packed_rows.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/dependent_launch.h"
@@ -149,7 +150,7 @@ struct ForwardScheduler {
   __device__ __forceinline__ bool publish(WorkKind kind, int tile) {
     Work& work = next_work();
     locate(work, tile);
-    if (work.first_query >= work.coord.sequence.num_queries) return false;
+    if (work.first_query >= num_rows_of<Traits>(args, work.coord.sequence)) return false;
     if (!args.intervals.narrow(work.coord.sequence, work.first_query,
                                !Traits::kConfig.takes_entries_without_interval()))
       return false;
@@ -164,15 +165,16 @@ struct ForwardScheduler {
   __device__ __forceinline__ void find_ranges(Work& work) const {
     const attention::Sequence& sequence = work.coord.sequence;
     const attention::Visibility& visibility = args.params.visibility;
-    const auto num_queries = static_cast<int>(sequence.num_queries);
+    const auto num_rows = static_cast<int>(num_rows_of<Traits>(args, sequence));
     int begin = INT32_MAX;
     int end = 0;
 #pragma unroll 1
     for (int w = 0; w < Shared::kWarpgroups; ++w) {
       const int first = work.first_query + w * tile::kWarpgroupRows;
-      const int last = min(first + tile::kWarpgroupRows, num_queries) - 1;
-      TileRange own = tile_range<Traits::kConfig.block_n, unsigned>(visibility.keys_of<int>(first, sequence),
-                                                                    visibility.keys_of<int>(last, sequence));
+      const int last = min(first + tile::kWarpgroupRows, num_rows) - 1;
+      TileRange own = tile_range<Traits::kConfig.block_n, unsigned>(
+          visibility.keys_of<int>(query_of<Traits>(args, first), sequence),
+          visibility.keys_of<int>(query_of<Traits>(args, last), sequence));
       if (first > last || own.empty()) {
         own = {INT32_MAX, INT32_MAX, 0, 0};
       } else {
@@ -183,6 +185,8 @@ struct ForwardScheduler {
     }
     work.begin = min(begin, end);
     work.end = end;
+    // O of packed heads goes through their rows of Q, which are loaded with a tile of keys.
+    if (Traits::kConfig.may_pack_heads() && !Traits::kConfig.split_kv) work.end = max(end, work.begin + 1);
     if constexpr (Traits::kConfig.split_kv) restrict_to_split(work);
   }
 
@@ -213,8 +217,7 @@ struct ForwardScheduler {
     }
     work.first_column = slice * kColumns;
     work.first_query = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
-    work.coord = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group,
-                  at.key_head};
+    work.coord = {sequence_of<Traits>(args, at.batch), first_head_of<Traits>(args, at), at.key_head};
     __threadfence_block();
   }
 };

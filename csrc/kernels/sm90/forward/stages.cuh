@@ -42,6 +42,19 @@ struct KeyStages {
   __device__ __forceinline__ void release_keys() { release(shared.k_pipeline, k); }
   __device__ __forceinline__ void release_values() { release(shared.v_pipeline, v); }
 
+  // In kernels for a cache, clears the rows of V after a tile's last key. What a cache holds there may be NaN, and 0
+  // times NaN is NaN. Each warpgroup clears them before its own GEMM, so that it waits for no other one; all of them
+  // write zeros.
+  __device__ __forceinline__ void clear_values_after(int keys) {
+    if constexpr (Traits::kConfig.kv_cache) {
+      if (keys >= Traits::kConfig.block_n) return;
+      wait_values();
+      shared.v[v.stage].clear_rows(keys, static_cast<int>(threadIdx.x) % tile::kWarpgroupSize, tile::kWarpgroupSize);
+      ptx::fence_stores();
+      sync_warpgroup();
+    }
+  }
+
   __device__ __forceinline__ void sync_warpgroup() const {
     ptx::sync_named(ForwardBarrier::kWarpgroup + warpgroup, tile::kWarpgroupSize);
   }

@@ -37,6 +37,13 @@ struct KvSplits {
   common::SplitRows rows;  // a slot for each tile, slice and split
 };
 
+// The TMA boxes of a tile of K or V, where these are a cache: each has as many consecutive rows as fit both a page and
+// a tile.
+struct KeyBoxes {
+  int rows;
+  int count;
+};
+
 // Params: BasicForwardParams, or ForwardParams of kernels that write row_max.
 template <class Params>
 struct ForwardArguments {
@@ -52,6 +59,8 @@ struct ForwardArguments {
   uint32_t* work_counter;  // how many work tiles were fetched; 0 when the kernel starts and when it ends
   KeyIntervals intervals;
   ExistingTiles existing_tiles;
+  KeyBoxes key_boxes;     // only of kernels for a cache
+  int log2_packed_heads;  // the same: of how many query heads rows share a tile (PackGQA), as a power of two
 };
 
 template <class ElementType, ForwardConfig kConfigValue>
@@ -128,10 +137,10 @@ struct Work {
   WorkKind kind;
   int tile;          // of the schedule
   int first_column;  // of V and O
-  int first_query;
-  int split;  // the split of its keys
-  HeadCoord coord;
-  int begin;  // tiles of keys [begin, end), in descending order; the last one is not wholly masked
+  int first_query;   // the first row, where heads are packed
+  int split;         // the split of its keys
+  HeadCoord coord;   // of the first of packed heads
+  int begin;         // tiles of keys [begin, end), in descending order; the last one is not wholly masked
   int end;
   // The tiles that each warpgroup's queries see; a range past all of them where that is nothing.
   TileRange own[kWarpgroups];
@@ -171,7 +180,7 @@ struct ForwardShared {
     q_pipeline.init(Traits::kConfig.tma_store ? Traits::kWarps : kWarpgroups);
     k_pipeline.init(kWarpgroups);
     v_pipeline.init(kWarpgroups);
-    work_pipeline.init(Traits::kWarps + 1);  // and the producer
+    work_pipeline.init(Traits::kWarps + (Traits::kConfig.kv_cache ? 2 : 1));  // and the producers
     ptx::init_barrier(may_fetch_work, 1);
     ptx::init_barrier(all_processed, Traits::kWarps);
     any_flagged = 0;

@@ -2,11 +2,14 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kDropout, false>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                        void*, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kMask, false>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                     void*, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kBiasMask, true>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                        void*, cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kDropout, RowKind::kPlain>(const ForwardCall&,
+                                                                                  const plan::ForwardPlan&, void*,
+                                                                                  cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kMask, RowKind::kPlain>(const ForwardCall&,
+                                                                               const plan::ForwardPlan&, void*,
+                                                                               cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kBiasMask, RowKind::kRowMax>(const ForwardCall&,
+                                                                                    const plan::ForwardPlan&, void*,
+                                                                                    cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,11 +2,12 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__half, ScoreMode::kDropout, false>(const ForwardCall&, const plan::ForwardPlan&, void*,
-                                                                 cudaStream_t);
-template cudaError_t forward<__half, ScoreMode::kMask, false>(const ForwardCall&, const plan::ForwardPlan&, void*,
-                                                              cudaStream_t);
-template cudaError_t forward<__half, ScoreMode::kBiasMask, true>(const ForwardCall&, const plan::ForwardPlan&, void*,
-                                                                 cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kDropout, RowKind::kPlain>(const ForwardCall&, const plan::ForwardPlan&,
+                                                                           void*, cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kMask, RowKind::kPlain>(const ForwardCall&, const plan::ForwardPlan&,
+                                                                        void*, cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kBiasMask, RowKind::kRowMax>(const ForwardCall&,
+                                                                             const plan::ForwardPlan&, void*,
+                                                                             cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,7 +2,8 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kGeneric, true>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                       void*, cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kGeneric, RowKind::kRowMax>(const ForwardCall&,
+                                                                                   const plan::ForwardPlan&, void*,
+                                                                                   cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

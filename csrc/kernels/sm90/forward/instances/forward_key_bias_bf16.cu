@@ -2,10 +2,11 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kKeyBias, false>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                        void*, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kKeyBiasDropout, false>(const ForwardCall&,
-                                                                               const plan::ForwardPlan&, void*,
-                                                                               cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kKeyBias, RowKind::kPlain>(const ForwardCall&,
+                                                                                  const plan::ForwardPlan&, void*,
+                                                                                  cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kKeyBiasDropout, RowKind::kPlain>(const ForwardCall&,
+                                                                                         const plan::ForwardPlan&,
+                                                                                         void*, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,9 +2,10 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__half, ScoreMode::kKeyBias, false>(const ForwardCall&, const plan::ForwardPlan&, void*,
-                                                                 cudaStream_t);
-template cudaError_t forward<__half, ScoreMode::kKeyBiasDropout, false>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                        void*, cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kKeyBias, RowKind::kPlain>(const ForwardCall&, const plan::ForwardPlan&,
+                                                                           void*, cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kKeyBiasDropout, RowKind::kPlain>(const ForwardCall&,
+                                                                                  const plan::ForwardPlan&, void*,
+                                                                                  cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,9 +2,11 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__half, ScoreMode::kMaskDropout, false>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                     void*, cudaStream_t);
-template cudaError_t forward<__half, ScoreMode::kBiasMaskDropout, true>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                        void*, cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kMaskDropout, RowKind::kPlain>(const ForwardCall&,
+                                                                               const plan::ForwardPlan&, void*,
+                                                                               cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kBiasMaskDropout, RowKind::kRowMax>(const ForwardCall&,
+                                                                                    const plan::ForwardPlan&, void*,
+                                                                                    cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,9 +2,11 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kScaleOnly, true>(const ForwardCall&, const plan::ForwardPlan&,
-                                                                         void*, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kMask, true>(const ForwardCall&, const plan::ForwardPlan&, void*,
-                                                                    cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kScaleOnly, RowKind::kRowMax>(const ForwardCall&,
+                                                                                     const plan::ForwardPlan&, void*,
+                                                                                     cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kMask, RowKind::kRowMax>(const ForwardCall&,
+                                                                                const plan::ForwardPlan&, void*,
+                                                                                cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90
