@@ -95,7 +95,8 @@ def decode(report: str) -> str:
         call = ", ".join([f"{row['seqlen_q']}, {row['batch']} x {row['seqlen_k']}", *details])
         times = [row["ours_us"], *(row["peer_us"].get(name) for name in peers)]
         cells = ["-" if time is None else f"{time:.1f}" for time in times]
-        lines.append(_line([call, *cells, f"{times_as_fast([row]):.2f}", f"{row['ours_tbs']:.2f}"]))
+        ratio = f"{times_as_fast([row]):.2f}" if any(times[1:]) else "-"
+        lines.append(_line([call, *cells, ratio, f"{row['ours_tbs']:.2f}"]))
     (copy,) = {row["copy_tbs"] for row in found}
     return "\n".join([*lines, "", f"In the same run a copy moved {copy:.2f} TB/s."])
 
@@ -107,11 +108,12 @@ def pages(report: str) -> str:
         for kind in ("cache", "page 16", "page 64", "page 256"):
             if row["case"].endswith(f" {kind}"):
                 found.setdefault(row["case"].removesuffix(f" {kind}"), {})[kind] = row
-    lines = _heading(["cache", "contiguous", "pages of 16", "of 64", "of 256"])
+    lines = _heading(["cache", "contiguous", "pages of 16", "of 64", "of 256", "FA3: contiguous", "pages of 16"])
     for case, kinds in found.items():
         cells = [f"{row['ours_us']:.1f}" for row in kinds.values()]
         ratios = ["", *(f" ({row['ratio']:.2f})" for kind, row in kinds.items() if kind != "cache")]
-        lines.append(_line([case, *map("".join, zip(cells, ratios, strict=True))]))
+        theirs = [f"{kinds[kind]['peer_us']['fa3']:.1f}" for kind in ("cache", "page 16")]
+        lines.append(_line([case, *map("".join, zip(cells, ratios, strict=True)), *theirs]))
     return "\n".join(lines)
 
 

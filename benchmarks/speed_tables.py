@@ -81,9 +81,7 @@ WORKLOADS = (
     Workload("attention sinks", "sinks"),
     Workload("head dims from 40 to 512", "head_dims"),
     Workload("few queries, many keys", "few_queries"),
-    Workload(
-        "one new token, long caches, beside PyTorch's kernels", "decode", report="cuda_h200_decode", keep=is_decode_step
-    ),
+    Workload("one new token, long caches", "decode", report="cuda_h200_decode", keep=is_decode_step),
     Workload("full and causal, 512 to 16384 tokens", "grid"),
     Workload("the same, beside cuDNN", "grid", "cudnn"),
     Workload("the same, beside FlashAttention-4", "grid", "fa4"),

@@ -237,7 +237,6 @@ PORTABLE_ON_HOPPER = [
     dict(bias=SQUARE, bias_dtype=F32, wanted=WITH_BIAS),
     dict(bias=SQUARE, bias_dtype=F32, d=136),
     dict(bias=(1, 16, LONG, 1), bias_dtype=F32, wanted=WITH_BIAS),
-    dict(mask=SQUARE, wanted=("q",)),
 ]
 
 BACKWARD = [

@@ -151,8 +151,6 @@ PORTABLE = {
     "dropout above head dim 256": {"d": 512, "options": {"dropout_p": 0.1}},
     "a negative scale above head dim 256": {"d": 512, "options": {"scale": -1.0}},
     "few queries above head dim 256": {"d": 512, "sq": 200, "sk": 2048},
-    "only dQ": {"wanted": ("q",)},
-    "no dQ": {"wanted": ("k", "v")},
 }
 
 

@@ -88,7 +88,7 @@ UNSPLIT = [
     llama(1, options={"window": (510, 0)}),  # sees 511 keys
     llama(1, dtype=F64),
     # More rows are split only where their tiles leave half of the SMs idle, and up to 512 queries.
-    llama(17, batch=3),
+    llama(128, batch=3),
     llama(257),
     llama(256, 1023),
     wide(513),
@@ -100,7 +100,7 @@ UNSPLIT = [
 # keys: the number of SMs for each tile, as far as each gets 512 keys. Of two splits each gets 1280, unless there are at
 # most 16 tiles.
 IDLE = [
-    (llama(17), 4),
+    (llama(17), 16),  # four heads are rows of one tile
     (llama(256), 2),
     (llama(256, 2560), 2),
     (wide(300, 1536), 3),

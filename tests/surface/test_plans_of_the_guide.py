@@ -158,8 +158,12 @@ def test_the_names_of_kernels_are_told_apart():
 PORTABLE = {
     "few rows of queries": ({"sq": 16, "sk": 1024, "key_heads": 4}, True, False),
     "as few queries, but more rows": ({"sq": 32, "sk": 1024, "key_heads": 4}, False, False),
-    "without dQ": ({"wanted": ("k", "v")}, False, True),
-    "without dK and dV": ({"wanted": ("q",)}, False, True),
+    "few queries of many heads": ({"sq": 16, "sk": 1024, "key_heads": 1, "d": 256}, True, True),
+    "without dQ": ({"wanted": ("k", "v")}, False, False),
+    "without dQ, short": ({"sq": 256, "sk": 256, "wanted": ("k", "v")}, False, True),
+    "without dK and dV, D 64": ({"d": 64, "wanted": ("q",)}, False, True),
+    "without dK and dV, D 128": ({"d": 128, "wanted": ("q",)}, False, False),
+    "without dK and dV, D 128 and fewer keys": ({"d": 128, "sk": 1023, "wanted": ("q",)}, False, True),
     "without dK": ({"wanted": ("q", "v")}, False, False),
     "a bias that broadcasts over keys": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS}, False, False),
     "a bias that broadcasts over keys, D 192": (

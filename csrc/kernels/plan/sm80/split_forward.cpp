@@ -11,8 +11,10 @@ namespace {
 
 // The thresholds of this file were measured: docs/kernels/log/split.md, "Figures behind constants".
 
-// Up to this number of packed rows, reading the keys bounds a call.
+// Up to this number of packed rows, reading the keys bounds a call. Up to this number of queries it does so with any
+// number of heads in a group: tiles of other kernels, each of one head, would be nearly empty.
 constexpr int64_t kSplitRows = 64;
+constexpr int64_t kQueriesOfManyHeads = 16;
 
 // Kernels append new keys themselves up to this number of rows of k_new, v_new and q. With more rows, a launch of its
 // own (common/cache/append_kv.h) is a small part of the call.
@@ -86,7 +88,8 @@ int64_t append_ctas(const attention::ForwardParams& p, const ForwardPlan& plan, 
 
 bool is_bound_by_keys(const attention::ForwardParams& p) {
   if (p.cache.present()) return true;
-  return packed_rows(p) <= kSplitRows && visible_keys(p) >= kSplitKeys && numbers_fit(p);
+  const bool has_few_rows = packed_rows(p) <= kSplitRows || p.sequences.max_seqlen_q <= kQueriesOfManyHeads;
+  return has_few_rows && visible_keys(p) >= kSplitKeys && numbers_fit(p);
 }
 
 bool leaves_sms_idle(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {

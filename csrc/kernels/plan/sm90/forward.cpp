@@ -180,6 +180,7 @@ bool gains_from_packed_heads(const attention::ForwardParams& p, const Limits& li
 // that share them.
 bool takes_portable_split_kv(const attention::ForwardParams& p, const Limits& limits) {
   if (p.cache.present()) return !fills_tiles_of_cache(p, limits);
+  if (gains_from_packed_heads(p, limits)) return false;
   const int64_t queries = p.sequences.max_seqlen_q;
   if (!is_bound_by_keys(p) || queries > kQueriesBoundByKeys) return false;
   if (queries <= kQueriesOfFewRows || p.queries_per_key_head() > 1) return true;
