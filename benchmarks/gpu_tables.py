@@ -89,7 +89,7 @@ def decode(report: str) -> str:
     lines = _heading(["queries, keys", "ours", *map(_title, peers), "times as fast", "TB/s"])
     for row in found:
         heads = {32: "32 key heads", 1: "1 key head"}.get(row["num_key_heads"])
-        details = [heads] if heads else []
+        details = [f"{row['num_heads']} query heads"] * (row["num_heads"] != 32) + ([heads] if heads else [])
         details += [f"D{row['head_dim']}"] * (row["head_dim"] != 128) + [row["dtype"]] * (row["dtype"] != "bfloat16")
         details += ["padding mask"] * ("masked" in row["case"])
         call = ", ".join([f"{row['seqlen_q']}, {row['batch']} x {row['seqlen_k']}", *details])

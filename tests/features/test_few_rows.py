@@ -27,6 +27,17 @@ LONG = [Case(sq=1, sk=sk, d=64, batch=1, heads=4, kv_heads=2) for sk in (2047, 2
     )
 ]
 LONG += [Case(sq=1, sk=2049, d=24, batch=1, heads=33, kv_heads=1)]
+# More heads in a KV group than a tile of packed rows has.
+LONG += for_gpus(
+    Case(**(dict(sq=1, sk=1100, d=64, batch=2, heads=71, kv_heads=1) | features))
+    for features in (
+        dict(),
+        dict(sq=16, causal="bottom_right"),
+        dict(sq=4, d=576, dv=512, heads=128),
+        dict(sq=8, d=96, heads=64, kv_heads=4, sink=True),
+        dict(sq=3, d=200, mask="b11k"),
+    )
+)
 LONG += for_gpus(
     [
         *(Case(sq=1, sk=4097, d=d, batch=1, heads=33, kv_heads=1) for d in (24, 128)),
