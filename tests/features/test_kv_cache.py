@@ -20,7 +20,7 @@ from support.caches import (
 )
 from support.cases import DTYPES, Case
 from support.errors import assert_same_answer
-from support.params import computes_in, over_cases, over_dtypes
+from support.params import computes_in, for_gpus, over_cases, over_dtypes
 from support.runners import Result, poisoned_memory
 from support.strides import bits_of_storage
 
@@ -96,15 +96,14 @@ MANY_QUERIES = (
     ]
     + [
         CacheCase(
-            lengths, 0, 8192, page_size, base=decode(**(dict(sq=200, heads=2, kv_heads=1) | features))
+            lengths, 0, 4096, page_size, base=decode(**(dict(sq=200, heads=2, kv_heads=1) | features))
         )  # split-KV
         for lengths, page_size, features in (
-            ((5000, 0, 8192), None, dict()),
-            ((5000, 0, 8192), 16, dict(d=128)),
-            ((5000, 0, 8192), 64, dict(d=256)),
-            ((5000,), 64, dict(d=128, window=(900, 0), heads=16, sq=40)),
-            ((5000,), None, dict(window=(400, 0), heads=16, sq=40, sink=True)),
-            ((5000, 700), None, dict(d=256, dv=512, sq=70, heads=20, kv_heads=20)),
+            ((2500, 0, 4096), None, dict()),
+            ((2500, 0, 4096), 16, dict(d=128)),
+            ((2500, 0), 64, dict(d=256)),
+            ((2500,), 64, dict(d=128, window=(900, 0), heads=16, sq=40)),
+            ((2500,), None, dict(window=(400, 0), heads=16, sq=40, sink=True)),
         )
     ]
     + [
@@ -129,6 +128,8 @@ MANY_QUERIES = (
         for page_size in (None, 16)
     ]
     + [CacheCase((300, 70, 0), capacity=333, indexed=True, base=decode(sq=150, d=d)) for d in (64, 128)]
+    # Two slices of v, which leave no room for splits.
+    + for_gpus([CacheCase((2500, 700), capacity=3072, base=decode(sq=70, d=256, dv=512, heads=20, kv_heads=20))])
 )
 FEATURES = [
     CacheCase((70, 0, 17), new=4, page_size=page_size, base=decode(**(dict(sq=4, heads=4, kv_heads=2) | features)))
