@@ -15,7 +15,9 @@ namespace flash_attn_ext::attention {
 inline bool tma_writes_out(const BasicForwardParams& p) {
   const MatrixView& out = p.out;
   if (out.data == nullptr) return p.head_dim_v % 8 == 0;
-  return out.column_stride == 1 && (p.head_dim_v | out.batch_stride | out.head_stride | out.row_stride) % 8 == 0;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(out.data) % 16 == 0;
+  return is_aligned && out.column_stride == 1 &&
+         (p.head_dim_v | out.batch_stride | out.head_stride | out.row_stride) % 8 == 0;
 }
 
 // How many heads are packed: the largest power of two, up to the 16 rows of a warp, that divides the heads of a KV

@@ -139,7 +139,9 @@ TABLES = {
             ),
             Note("rounded sums", is_set("rounded_sums"), "O is divided by the sums of P as it was rounded"),
             Note("row_max", is_set("row_max"), "the largest score of each row is written where a call wants it"),
-            Note("cache", is_set("kv_cache"), "K and V are a cache, contiguous or in pages"),
+            Note(
+                "cache", is_set("kv_cache"), "K and V may be a cache, and up to head dim 128 query heads may be packed"
+            ),
         ),
     ),
     "sm90 single tile": Table(

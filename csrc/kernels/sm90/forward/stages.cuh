@@ -112,9 +112,10 @@ struct QueryStages {
     }
   }
 
-  // Called when every tile of keys was masked for this warpgroup. The queries have arrived, since V follows them.
+  // Called when every tile of keys was masked for this warpgroup. With one producer the queries have arrived, since V
+  // follows them. With two they may not have, and a stage must not be released before it is full.
   __device__ __forceinline__ void drain() {
-    if constexpr (Traits::kConfig.tma_store) wait();
+    if constexpr (Traits::kConfig.tma_store || Traits::kConfig.kv_cache) wait();
     release_previous();
     release_early(true);
     release();
