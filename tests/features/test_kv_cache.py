@@ -128,8 +128,14 @@ MANY_QUERIES = (
         for page_size in (None, 16)
     ]
     + [CacheCase((300, 70, 0), capacity=333, indexed=True, base=decode(sq=150, d=d)) for d in (64, 128)]
-    # Two slices of v, which leave no room for splits.
-    + for_gpus([CacheCase((2500, 700), capacity=3072, base=decode(sq=70, d=256, dv=512, heads=20, kv_heads=20))])
+    + for_gpus(
+        [
+            # Two slices of v, which leave no room for splits.
+            CacheCase((2500, 700), capacity=3072, base=decode(sq=70, d=256, dv=512, heads=20, kv_heads=20)),
+            # A CTA has several work tiles of one key tile, and of queries for one warpgroup.
+            CacheCase((64, 40) * 20, capacity=64, base=decode(sq=40, d=256, heads=8)),
+        ]
+    )
 )
 FEATURES = [
     CacheCase((70, 0, 17), new=4, page_size=page_size, base=decode(**(dict(sq=4, heads=4, kv_heads=2) | features)))

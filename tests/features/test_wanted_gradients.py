@@ -36,7 +36,7 @@ def test_subsets(case, names, backend):
         Case(sq=300, sk=400, d=64, causal="top_left", heads=4, kv_heads=2, sink=True),
         Case(sq=140, sk=1100, d=128, dv=64, mask="b1qk", batch=1),
         Case(sq=300, sk=1100, d=192, layout="bshd", batch=1),
-        Case(sq=1100, sk=1100, d=96, bias="11qk", batch=1),
+        Case(sq=1100, sk=1100, d=96, batch=1),
         Case(sq=500, sk=77, d=40),
         Case(sq=40, sk=600, d=128),
     ]

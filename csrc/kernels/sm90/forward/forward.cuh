@@ -4,7 +4,7 @@
 // Grid: ForwardConfig::ctas_per_sm persistent CTAs per SM. A dynamic tile scheduler hands out work tiles (batch,
 // query head or packed heads, kQueries rows), longest first.
 // Warpgroup 0 is the producer: one thread fetches work tiles and says which keys they see (scheduler.cuh), another one
-// issues all TMA loads (producer.cuh). In kernels for a cache two warps issue them: one those of Q and K, one those of V.
+// issues all TMA loads (producer.cuh). In kernels for a cache two warps do, one those of Q and K, the other those of V.
 // Each other warpgroup is a consumer of 64 of the queries (consumer.cuh): S, P and O live in its registers. The
 // consumers run in ping-pong where ForwardConfig::ping_pong says so (stages.cuh).
 // Shared memory: pipelines of one or two stages of Q and of two to four of K and V; biases and masks (ForwardShared).
