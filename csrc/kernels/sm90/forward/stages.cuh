@@ -113,9 +113,16 @@ struct QueryStages {
   }
 
   // Called when every tile of keys was masked for this warpgroup. With one producer the queries have arrived, since V
-  // follows them. With two they may not have, and a stage must not be released before it is full.
+  // follows them. With two they may not have, and a stage must not be released before it is full. Without the warpgroup
+  // barrier a slow warp could miss the phase that it waits for, where one thread releases the stage.
   __device__ __forceinline__ void drain() {
-    if constexpr (Traits::kConfig.tma_store || Traits::kConfig.kv_cache) wait();
+    if constexpr (Traits::kConfig.tma_store) {
+      wait();
+    } else if constexpr (Traits::kConfig.kv_cache) {
+      wait();
+      const int warpgroup = static_cast<int>(threadIdx.x) / tile::kWarpgroupSize - 1;
+      ptx::sync_named(ForwardBarrier::kWarpgroup + warpgroup, tile::kWarpgroupSize);
+    }
     release_previous();
     release_early(true);
     release();
