@@ -58,15 +58,14 @@ struct ForwardConfig {
   // kernels have rows of their own for it, so that calls that do not want it pay nothing.
   bool row_max = false;
   // K and V may be a cache: rows of its entries or pages, which the producers look up, and as many keys as its lengths
-  // say. Query heads that share a key head may be rows of the same tiles. Calls without a cache
-  // take such a row to pack heads.
+  // say. Calls without a cache take such a row to pack heads.
   bool kv_cache = false;
 
   // Whether calls of these head dims can take the row. Smaller ones are zero-padded.
   constexpr bool takes(int64_t head_dim_qk, int64_t head_dim_v) const {
     return head_dim_qk <= dims.qk && (head_dim_v <= dims.v || dims.v == kColumns);
   }
-  // Whether query heads that share a key head are rows of the same tiles (attention/packed_heads.h).
+  // Whether query heads that share a key head may be rows of the same tiles (attention/packed_heads.h).
   constexpr bool may_pack_heads() const { return kv_cache && (tma_store || split_kv); }
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
   constexpr bool has_bias() const { return score == ScoreMode::kGeneric || reads_bias_boxes(score); }

@@ -35,7 +35,7 @@ bool gains_from_all_gradients(const BackwardParams& p) {
 std::optional<BackwardPlan> plan_backward_unwanted(const BackwardParams& p, const Limits& limits) {
   const bool lacks_dq = p.dq.data == nullptr, lacks_dkdv = p.dk.data == nullptr && p.dv.data == nullptr;
   if (lacks_dq == lacks_dkdv || !gains_from_all_gradients(p)) return std::nullopt;
-  BackwardPlan plan = plan_backward_sm90(attention::with_unwanted_gradient(p, address_of_copy()), limits);
+  BackwardPlan plan = plan_backward_sm90(attention::with_unwanted_gradient(p, address_in_workspace()), limits);
   if (!plan.is_warp_specialised()) return std::nullopt;
   plan.workspace.unwanted_gradient = append(plan.workspace.bytes, attention::UnwantedGradient::of(p).bytes());
   return plan;

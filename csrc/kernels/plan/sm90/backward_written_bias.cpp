@@ -41,7 +41,7 @@ std::optional<BackwardPlan> plan_backward_mask_as_bias(const BackwardParams& p, 
 
 std::optional<BackwardPlan> plan_backward_aligned_bias(const BackwardParams& p, const Limits& limits) {
   if (!may_align_bias(p, limits)) return std::nullopt;
-  BackwardPlan plan = plan_backward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
+  BackwardPlan plan = plan_backward_sm90(attention::with_aligned_bias(p, address_in_workspace()), limits);
   const bool reads_boxes = plan.is_warp_specialised() && reads_bias_boxes(plan.dkdv_score);
   if (!reads_boxes && plan.kernels != BackwardKernels::kShortBias) return std::nullopt;
   plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());

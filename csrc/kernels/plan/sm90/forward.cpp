@@ -155,25 +155,23 @@ bool heads_fill_sms(const attention::ForwardParams& p, const Limits& limits) {
 // Whether a call with a cache has so many queries that GEMMs bound it. There are kernels for scores that are only
 // scaled, which do not write row_max.
 bool fills_tiles_of_cache(const attention::ForwardParams& p, const Limits& limits) {
-  return !p.row_max.present() && attention::with_packed_heads(p).sequences.max_seqlen_q > kRowsBoundByKeys &&
-         score_mode(p, limits) == ScoreMode::kScaleOnly;
+  const int64_t rows = p.sequences.max_seqlen_q * attention::num_packed_heads(p);
+  return !p.row_max.present() && rows > kRowsBoundByKeys && score_mode(p, limits) == ScoreMode::kScaleOnly;
 }
 
 // Whether packed heads reduce the number of query tiles of a call without a cache by an eighth or more. With fewer rows
 // reading the keys bounds the call, and the portable split-KV kernel runs.
 bool gains_from_packed_heads(const attention::ForwardParams& p, const Limits& limits) {
-  if (is_packed(p) || p.row_max.present() || visible_keys(p) < kLeastKeysOfPackedHeads) return false;
-  if (score_mode(p, limits) != ScoreMode::kScaleOnly) return false;
-  const attention::ForwardParams of_rows = attention::with_packed_heads(p);
-  const int64_t rows = of_rows.sequences.max_seqlen_q;
-  if (of_rows.num_heads_q == p.num_heads_q || rows < kLeastPackedRows || rows > kSplitQueries) return false;
+  const int64_t queries = p.sequences.max_seqlen_q;
+  if (queries > kSplitQueries) return false;
+  const int64_t packed_heads = attention::num_packed_heads(p), rows = packed_heads * queries;
+  if (packed_heads == 1 || rows < kLeastPackedRows || rows > kSplitQueries) return false;
   const int64_t head_dim = largest_head_dim(p);
   if (head_dim > 64 && head_dim <= kMostHeadDimOfFewerColumns) return false;
+  if (p.row_max.present() || visible_keys(p) < kLeastKeysOfPackedHeads) return false;
+  if (score_mode(p, limits) != ScoreMode::kScaleOnly) return false;
   const int64_t tile = head_dim <= 64 ? 192 : 128;
-  const auto tiles_of = [&](const attention::ForwardParams& call) {
-    return call.num_heads_q * attention::ceil_div(call.sequences.max_seqlen_q, tile);
-  };
-  return 8 * tiles_of(of_rows) <= 7 * tiles_of(p);
+  return 8 * attention::ceil_div(rows, tile) <= 7 * packed_heads * attention::ceil_div(queries, tile);
 }
 
 // Whether the portable split-KV kernel runs, for few queries of many keys. It reads the keys once for all query heads
@@ -396,7 +394,7 @@ std::optional<ForwardPlan> plan_mask_as_bias(const attention::ForwardParams& p, 
 // kernels read the bias where it is.
 std::optional<ForwardPlan> plan_aligned_bias(const attention::ForwardParams& p, const Limits& limits) {
   if (!may_align_bias(p, limits)) return std::nullopt;
-  ForwardPlan plan = plan_forward_sm90(attention::with_aligned_bias(p, address_of_copy()), limits);
+  ForwardPlan plan = plan_forward_sm90(attention::with_aligned_bias(p, address_in_workspace()), limits);
   const bool reads_boxes = plan.kernel == ForwardKernel::kWarpSpecialised && reads_bias_boxes(plan.score);
   if (!reads_boxes && plan.kernel != ForwardKernel::kShortBias) return std::nullopt;
   plan.workspace.aligned_bias = append(plan.workspace.bytes, attention::AlignedBias::of(p).bytes());

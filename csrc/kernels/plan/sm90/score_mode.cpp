@@ -63,7 +63,7 @@ bool may_align_bias(const attention::AttentionParams& p, const Limits& limits) {
   return copy.chunks() <= INT32_MAX && copy.bytes() <= limits.max_materialised_bytes;
 }
 
-void* address_of_copy() {
+void* address_in_workspace() {
   alignas(16) static char address[16] = {};
   return address;
 }

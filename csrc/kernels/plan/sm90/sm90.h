@@ -59,7 +59,7 @@ bool may_align_bias(const attention::AttentionParams& params, const Limits& limi
 
 // The address that memory of the workspace has in a plan, where it has none yet. It is not null, and aligned; plans
 // look at nothing else.
-void* address_of_copy();
+void* address_in_workspace();
 
 // The backward plan of a call with a mask of keys as a key bias, and of one with an aligned copy of its bias. There is
 // none if the plan would choose a kernel that does not need that form.

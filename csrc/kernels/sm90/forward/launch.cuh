@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <type_traits>
 
 #include "attention/packed_heads.h"
 #include "kernels/common/launch/launch_early.cuh"
@@ -21,9 +22,12 @@ namespace flash_attn_ext::sm90 {
 
 // The call with the rows of its tiles as its queries, and packed heads as one.
 template <class Traits, class Params>
-Params rows_of_tiles(const Params& p) {
-  if constexpr (Traits::kConfig.may_pack_heads()) return attention::with_packed_heads(p);
-  return p;
+std::conditional_t<Traits::kConfig.may_pack_heads(), Params, const Params&> rows_of_tiles(const Params& p) {
+  if constexpr (Traits::kConfig.may_pack_heads()) {
+    return attention::with_packed_heads(p);
+  } else {
+    return p;
+  }
 }
 
 inline KeyBoxes key_boxes_of(const attention::KvCache& cache, int tile_keys) {
@@ -47,7 +51,7 @@ template <class Traits>
 cudaError_t combine_splits(const typename Traits::Arguments& args, cudaStream_t stream) {
   const attention::BasicForwardParams& params = args.params;
   const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
-  const attention::BasicForwardParams of_rows = rows_of_tiles<Traits>(params);
+  const attention::BasicForwardParams& of_rows = rows_of_tiles<Traits>(params);
   const int64_t work_tiles_of_entry = of_rows.num_heads_q * args.kv_splits.column_slices;
   common::CombineParams p;
   static_cast<attention::BasicForwardParams&>(p) = params;

@@ -60,7 +60,7 @@ struct ForwardArguments {
   KeyIntervals intervals;
   ExistingTiles existing_tiles;
   KeyBoxes key_boxes;     // only of kernels for a cache
-  int log2_packed_heads;  // the same: of how many query heads rows share a tile (PackGQA), as a power of two
+  int log2_packed_heads;  // the same: log2 of the number of query heads whose rows share a tile (PackGQA)
 };
 
 template <class ElementType, ForwardConfig kConfigValue>
