@@ -46,7 +46,10 @@ OVERLAPPING_LAUNCHES = (
     *(f"kernels/sm80/{name}/instances/{name}_bias_stationary" for name in ("forward", "backward")),
     *(f"kernels/sm80/{name}/instances/{name}_short_bias" for name in ("forward", "backward")),
     *(f"kernels/sm80/backward/instances/{name}_over_batch" for name in ("dbias", "relative_dbias")),
-    *(f"kernels/common/{name}" for name in ("sums/combine", "sums/delta", "sums/score_gradients", "masks/", "repair/")),
+    *(
+        f"kernels/common/{name}"
+        for name in ("sums/combine", "sums/delta", "sums/dbias_from_keys", "sums/score_gradients", "masks/", "repair/")
+    ),
 )
 # A symbol that is missing is an error at once: when the library is linked, and when the glue is loaded, whose Python is
 # not linked. Symbols of static libraries stay inside.

@@ -1,8 +1,10 @@
-// Biases that are broadcast along queries, and masks that hide the same keys from all queries of a head, as such a bias
-// of 0 and -inf.
+// Biases that are broadcast along queries: masks that hide the same keys from all queries of a head, as such a bias of
+// 0 and -inf, and copies in float32.
 #pragma once
 
+#include "attention/division.h"
 #include "attention/params.h"
+#include "attention/sequence.h"
 
 namespace flash_attn_ext::attention {
 
@@ -46,6 +48,70 @@ FLASH_HOST_DEVICE Params with_mask_as_bias(Params p, const void* data) {
   p.score_mod.mask = {};
   p.score_mod.bias = bias;
   return p;
+}
+
+// A copy of a key bias in float32, broadcast over the same batch entries and heads, whose keys follow each other.
+struct Float32KeyBias {
+  int64_t batch;
+  int64_t heads;
+  int64_t keys;
+
+  FLASH_HOST_DEVICE static Float32KeyBias of(const AttentionParams& p) {
+    const BroadcastView& bias = p.score_mod.bias;
+    return {.batch = bias.batch_stride != 0 ? p.batch : 1,
+            .heads = bias.head_stride != 0 ? p.num_heads_q : 1,
+            .keys = p.sequences.max_seqlen_k};
+  }
+
+  FLASH_HOST_DEVICE int64_t rows() const { return batch * heads; }
+  FLASH_HOST_DEVICE int64_t bytes() const { return rows() * keys * int64_t{sizeof(float)}; }
+
+  FLASH_HOST_DEVICE BroadcastView view(const void* data) const {
+    return {.data = data,
+            .element = ElementType::kFloat32,
+            .batch_stride = batch > 1 ? heads * keys : 0,
+            .head_stride = heads > 1 ? keys : 0,
+            .query_stride = 0,
+            .key_stride = 1};
+  }
+};
+
+// For each kKeys keys of a row of a float32 key bias, the largest bias up to the last of them; 0 in place of a number
+// that is not finite, or is dominant. The sum of q.k and a large number would be inexact. So the maximum up to the last
+// key that any of kQueries queries sees is subtracted from the biases and the LSEs of these queries.
+//
+// A query whose LSE is farther than kMostDistance from that maximum sees nothing but lower biases, for which the
+// difference is inexact itself. It is computed again without tensor cores, and nothing is subtracted.
+struct KeyBiasMaxima {
+  static constexpr int kKeys = 128;
+  static constexpr int kQueries = 128;
+  static constexpr float kMostDistance = 0x1p13f;
+
+  const float* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+
+  FLASH_HOST_DEVICE static int64_t of_row(int64_t keys) { return ceil_div(keys, kKeys); }
+  FLASH_HOST_DEVICE static int64_t bytes(const Float32KeyBias& bias) {
+    return bias.rows() * of_row(bias.keys) * int64_t{sizeof(float)};
+  }
+  FLASH_HOST_DEVICE static KeyBiasMaxima in(const float* data, const Float32KeyBias& bias) {
+    const int64_t of_row = KeyBiasMaxima::of_row(bias.keys);
+    return {data, bias.batch > 1 ? bias.heads * of_row : 0, bias.heads > 1 ? of_row : 0};
+  }
+  FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+  // The maximum that is subtracted for a query.
+  FLASH_HOST_DEVICE float of(const AttentionParams& p, const Sequence& sequence, int64_t head, int query) const {
+    const int next = (query / kQueries + 1) * kQueries;
+    const int last = (next < sequence.num_queries ? next : static_cast<int>(sequence.num_queries)) - 1;
+    const int end = static_cast<int>(p.visibility.keys_of<int>(last, sequence).end);
+    return end == 0 ? 0.0f : data[sequence.batch * batch_stride + head * head_stride + (end - 1) / kKeys];
+  }
+};
+
+// Whether kernels that read a key bias in float32 can read it where it is.
+FLASH_HOST_DEVICE bool is_float32_key_bias(const BroadcastView& bias) {
+  return bias.is_of_keys() && bias.element == ElementType::kFloat32 && bias.key_stride == 1;
 }
 
 }  // namespace flash_attn_ext::attention

@@ -12,6 +12,14 @@ template <class Real>
 struct LogSumExp {
   Real value;     // natural log; -inf for a row that sees no key
   Real residual;  // the value's rounding error: value + residual has twice the precision
+
+  // Adds a finite number that was subtracted from all scores (Knuth's two-sum).
+  FLASH_HOST_DEVICE LogSumExp plus(Real number) const {
+    const Real sum = value + number;
+    if (sum - sum != Real(0)) return {sum, residual};
+    const Real added = sum - value;
+    return {sum, ((value - (sum - added)) + (number - added)) + residual};
+  }
 };
 
 template <class Real>

@@ -69,7 +69,7 @@ void print_sm90_forward() {
 
 void print_sm90_backward() {
   for (const sm90::KeyStationaryConfig& config : sm90::kKeyStationaryConfigs) {
-    const auto& [dims, tile, score, pre_signals_dq, adds_statistics, chunks_queries] = config;
+    const auto& [dims, tile, score, pre_signals_dq, adds_statistics, chunks_queries, sums_dscores] = config;
     const auto& [q_stages, kv_stages, keys_in_registers, dq_columns, producer_registers, key_registers, dq_registers] =
         tile;
     print_row("sm90 backward tiles", ScoreMode::kScaleOnly,
@@ -87,7 +87,8 @@ void print_sm90_backward() {
                {"v", dims.v},
                {"pre_signals_dq", pre_signals_dq},
                {"adds_statistics", adds_statistics},
-               {"chunks_queries", chunks_queries}});
+               {"chunks_queries", chunks_queries},
+               {"sums_dscores", sums_dscores}});
   }
   for (const sm90::TwoPassConfig& config : sm90::kTwoPassConfigs) {
     const auto& [dims, score, k_stages, v_stages, dp_ahead, dq_from_tiles] = config;

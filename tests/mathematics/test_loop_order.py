@@ -18,7 +18,7 @@ PLAN_FILES = (
     "sm90/loop_order.cpp",
     "sm90/score_mode.cpp",
     "sm90/short_bias.cpp",
-    "sm90/slope_gradient.cpp",
+    "sm90/exact_delta.cpp",
     "sm80/backward.cpp",
     "sm80/bias_stationary.cpp",
 )

@@ -122,6 +122,20 @@ model.max_logit[0] = torch.nan
 model.clip()
 assert bool(model.qkv.weight.isfinite().all()), "a NaN reaches the weights"
 """,
+    "Forget gates": """
+def by_its_formula(x):
+    q, k, v = model.qkv(x).unflatten(-1, (3, model.heads, -1)).permute(2, 0, 3, 1, 4)
+    sums = nn.functional.logsigmoid(model.gate(x)).transpose(1, 2).cumsum(-1)
+    bias = (sums[..., :, None] - sums[..., None, :]).masked_fill(torch.ones(100, 100).triu(1) > 0, -torch.inf)
+    return model.out(nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2))
+
+found = model.gate.weight.grad
+model.zero_grad()
+expected = by_its_formula(x)
+torch.testing.assert_close(model(x), expected)
+expected.square().mean().backward()
+torch.testing.assert_close(found, model.gate.weight.grad)
+""",
 }
 
 

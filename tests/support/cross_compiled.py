@@ -11,6 +11,6 @@ KERNELS = (
     "kernels/sm90/forward/single_tile/instances/single_tile",
     *(f"kernels/sm90/backward/key_stationary/{name}" for name in ("key_tile_list", "instances/key_stationary_f16")),
     "kernels/sm90/backward/query_stationary/instances/query_stationary",
-    "kernels/sm90/backward/slope_gradient/instances/slope_gradient",
+    "kernels/sm90/backward/exact_delta/instances/exact_delta",
     "kernels/sm90/backward/two_pass/instances/two_pass_wide_f16",
 )

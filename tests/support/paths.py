@@ -15,6 +15,7 @@ from support.plans import (
     BF16,
     F32,
     F64,
+    FROM_KEYS,
     KEY_STATIONARY,
     MATERIALISE_DS,
     MATERIALISE_P_DS,
@@ -183,6 +184,12 @@ HOPPER = [
     hopper(case(700, d=128, alibi="h", window=(90, 40)), {}, two_pass("generic", slope_gradient=True)),
     hopper(case(700, d=256, alibi="h"), {}, two_pass("generic without bias and mask", slope_gradient=True)),
     hopper(case(2048, bias="b11k"), dict(score_mode="key bias"), key_stationary("key bias"), wanted=WITHOUT_EXTRAS),
+    hopper(case(2048, bias="1h1k"), dict(score_mode="key bias"), key_stationary("key bias", dbias=FROM_KEYS)),
+    hopper(
+        case(2048, d=128, bias="bh1k", bias_float32=True, causal="top_left"),
+        dict(score_mode="key bias"),
+        key_stationary("key bias", dbias=FROM_KEYS, delta="exact, by its own kernel"),
+    ),
     hopper(
         case(2048, d=128, bias="bh1k", dropout_p=0.2),
         dict(score_mode="key bias and dropout"),

@@ -18,6 +18,7 @@ SHORT_BIAS = "short heads with a bias"
 RECOMPUTE = "recompute the scores"
 MATERIALISE_DS = "materialise dS with dK and dV"
 MATERIALISE_P_DS = "materialise P and dS with dQ"
+FROM_KEYS = "from sums of the same dS over queries"  # dBias
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 

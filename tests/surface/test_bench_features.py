@@ -11,6 +11,7 @@ from flash_attn_ext.cli.bench.contestant import SDPA_BACKENDS
 from flash_attn_ext.cli.bench.workload import (
     BATCH_MASK,
     EXPANDED_PADDING,
+    FORGET_BIAS,
     FULL_BIAS,
     HEAD_BIAS,
     LOW_PADDING_BIAS,
@@ -101,6 +102,7 @@ def test_slopes_and_sinks_are_those_of_the_papers():
         dict(bias=FULL_BIAS, extras_need_grad=True),
         dict(mask=EXPANDED_PADDING),
         dict(bias=LOW_PADDING_BIAS),
+        dict(bias=FORGET_BIAS, extras_need_grad=True),
     ],
     ids=str,
 )

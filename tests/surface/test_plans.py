@@ -162,7 +162,14 @@ FORWARD_SM90 = [
     # TMA reads no rows of a bias that is broadcast along queries.
     (hopper(d=128, bias=(1, 1, 1, LONG)), dict(score_mode="key bias")),
     (hopper({"dropout_p": 0.1}, bias=(8, 16, 1, LONG)), dict(score_mode="key bias and dropout")),
-    (hopper({"causal": "top_left"}, d=128, bias=(1, 1, 1, LONG)), dict(score_mode="generic")),
+    (hopper({"causal": "top_left"}, d=128, bias=(1, 1, 1, LONG)), dict(score_mode="key bias")),
+    (
+        hopper({"causal": "top_left"}, d=128, bias=(8, 16, 1, LONG), bias_dtype=F32),
+        dict(score_mode="key bias", workspace={"maxima of the bias": 8 * 16 * LONG // 128 * 4}),
+    ),
+    # No kernel of Hopper's computes the gradient of these.
+    (hopper({"window": (100, 0)}, d=128, bias=(8, 16, 1, LONG), bias_dtype=F32), dict(kernel="streaming")),
+    (hopper({"dropout_p": 0.1}, d=128, bias=(8, 16, 1, LONG), bias_dtype=F32), dict(kernel="streaming")),
     (hopper(d=192, bias=(1, 1, 1, LONG)), dict(score_mode="generic")),
     (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), dict(score_mode="bias and mask")),
     (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), dict(score_mode="mask", head_dims=(192, 128), tile=(128, 64))),

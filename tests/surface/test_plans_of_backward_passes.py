@@ -9,6 +9,7 @@ from support.plans import (
     F16,
     F32,
     F64,
+    FROM_KEYS,
     KEY_STATIONARY,
     MATERIALISE_DS,
     MATERIALISE_P_DS,
@@ -31,9 +32,11 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 SQUARE = (1, 16, LONG, LONG)
 MASK_AS_BIAS, KEYS_BEFORE_PADDING = "mask as a bias", "keys before padding"
+FLOAT32_BIAS = "float32 copy of the bias"
 WITH_BIAS = ("q", "k", "v", "bias")
 WITH_SLOPES = ("q", "k", "v", "alibi_slopes")
 SHARED = "within another kernel"
+EXACT = "exact, by its own kernel"
 THEN_EXACT = f"{SHARED}, then exact for sums of dS"
 WITH_SINK = ("q", "k", "v", "sink")
 UNWANTED = "unrequested gradient"
@@ -171,7 +174,40 @@ BACKWARD_SM90 = [
     ),
     (
         hopper(bias=(1, 16, 1, LONG), wanted=WITH_BIAS),
-        dict(kernel=KEY_STATIONARY, score_mode="key bias", delta=THEN_EXACT, dbias="from recomputed dS"),
+        dict(
+            kernel=KEY_STATIONARY,
+            score_mode="key bias",
+            delta=SHARED,
+            dbias=FROM_KEYS,
+            workspace={FLOAT32_BIAS: 16 * LONG * 4},
+        ),
+    ),
+    (
+        hopper({"causal": "top_left"}, bias=(8, 16, 1, LONG), bias_dtype=F32, d=128, wanted=WITH_BIAS),
+        dict(kernel=KEY_STATIONARY, delta=EXACT, dbias=FROM_KEYS, slope_gradient=False, workspace={FLOAT32_BIAS: 0}),
+    ),
+    # Each query head of a KV group has a work tile of its own.
+    (
+        hopper({"causal": "top_left"}, key_heads=4, bias=(8, 16, 1, LONG), wanted=WITH_BIAS),
+        dict(kernel=KEY_STATIONARY, dbias=FROM_KEYS, group_shares=4),
+    ),
+    (hopper(key_heads=4, bias=(8, 1, 1, LONG), wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY, dbias=FROM_KEYS)),
+    (
+        hopper(key_heads=4, bias=(8, 16, 1, LONG), wanted=WITH_BIAS),
+        dict(kernel=KEY_STATIONARY, delta=THEN_EXACT, dbias="from recomputed dS"),
+    ),
+    # The last query of a tile would not see what others see.
+    (
+        hopper({"causal": "top_left", "window": (100, 0)}, bias=(8, 16, 1, LONG), wanted=WITH_BIAS),
+        dict(kernel=TWO_PASS, delta=THEN_EXACT, dbias="from recomputed dS"),
+    ),
+    (
+        hopper({"dropout_p": 0.1}, bias=(8, 16, 1, LONG), wanted=WITH_BIAS),
+        dict(kernel=KEY_STATIONARY, delta=THEN_EXACT, dbias="from recomputed dS"),
+    ),
+    (
+        hopper({"causal": "top_left"}, bias=(8, 16, 1, LONG), d=256, wanted=WITH_BIAS),
+        dict(kernel="materialise P and dS with dQ", dbias="from recomputed dS"),
     ),
     # A mask of keys beside dropout is a key bias.
     (

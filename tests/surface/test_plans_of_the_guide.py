@@ -100,13 +100,19 @@ CALLS = {
         {"bias": KEYS, "wanted": WITH_BIAS},
         {"bias": KEYS, "d": 128} | DROPOUT,
     ),
+    "a causal bias that broadcasts over queries, also a float32 one, with gradient": (
+        {"bias": KEYS, "options": {"causal": "top_left"}, "wanted": WITH_BIAS},
+        {"bias": (8, 16, 1, LENGTH), "options": {"causal": "top_left"}, "bias_dtype": F32, "wanted": WITH_BIAS},
+    ),
     "other biases that broadcast over queries, with or without gradient": (
         {"bias": KEYS, "options": {"causal": "top_left"}},
         {"bias": KEYS, "mask": PAIRS, "wanted": WITH_BIAS},
     ),
     "a bias that broadcasts over keys, with gradient": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS},),
-    "a float32 bias beside 16-bit q, k and v, without gradient": ({"bias": PAIRS, "bias_dtype": F32},),
-    "a float32 bias beside 16-bit q, k and v, with gradient": (
+    "a float32 bias for each query and key beside 16-bit q, k and v, without gradient": (
+        {"bias": PAIRS, "bias_dtype": F32},
+    ),
+    "a float32 bias for each query and key beside 16-bit q, k and v, with gradient": (
         {"bias": PAIRS, "bias_dtype": F32, "wanted": WITH_BIAS},
     ),
 }

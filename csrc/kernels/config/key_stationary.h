@@ -49,6 +49,9 @@ struct KeyStationaryConfig {
   // Each launch has a chunk of a head's queries, and partial dK and dV are handed on from one to the next
   // (schedule/query_chunks.h).
   bool chunks_queries = false;
+  // The gradient of a key bias: dS is summed over the queries of a work tile. The bias is float32, if need be a copy,
+  // and queries need not see all keys.
+  bool sums_dscores = false;
 
   bool operator==(const KeyStationaryConfig&) const = default;
 };
@@ -109,6 +112,22 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .score = ScoreMode::kKeyBias,
      .pre_signals_dq = true,
      .adds_statistics = true},
+    {.dims = {64, 64},
+     .tile = kKeyStationaryTile64,
+     .score = ScoreMode::kKeyBias,
+     .adds_statistics = true,
+     .sums_dscores = true},
+    {.dims = {96, 96},
+     .tile = kKeyStationaryTile96,
+     .score = ScoreMode::kKeyBias,
+     .adds_statistics = true,
+     .sums_dscores = true},
+    {.dims = {128, 128},
+     .tile = kKeyStationaryTile128,
+     .score = ScoreMode::kKeyBias,
+     .pre_signals_dq = true,
+     .adds_statistics = true,
+     .sums_dscores = true},
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kKeyBiasDropout},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kKeyBiasDropout},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kKeyBiasDropout},

@@ -231,8 +231,12 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
 
     {.dims = {64, 64}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {64, 64}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .unmasked_loop = true, .rounded_sums = true, .row_max = true},
     {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .rounded_sums = true, .row_max = true},
     {.dims = {64, 64}, .score = ScoreMode::kKeyBiasDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .rounded_sums = true},
     {.dims = {128, 128}, .score = ScoreMode::kKeyBiasDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,

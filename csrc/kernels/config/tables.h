@@ -15,7 +15,7 @@ enum class ScoreMode {
   kMaskDropout,             // the same and dropout
   kSoftcap,                 // a scale of any sign, then a softcap
   kCausalAlibi,             // a positive scale and ALiBi slopes, where no query sees a later key
-  kKeyBias,                 // a positive scale and a bias that is broadcast along queries, which see all keys
+  kKeyBias,                 // a positive scale and a bias that is broadcast along queries
   kKeyBiasDropout,          // the same and dropout
   kBiasMask,                // scale and a bias, a mask or both
   kBiasMaskDropout,         // the same and dropout

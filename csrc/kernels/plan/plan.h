@@ -97,6 +97,7 @@ struct ForwardPlan {
     WorkspacePart intervals;       // of keys, which a mask leaves of each batch entry
     WorkspacePart of_intervals;    // the workspace of the plan for these
     WorkspacePart bias_boxes;      // kWarpSpecialised: RelativeBiasBoxes
+    WorkspacePart bias_maxima;     // kWarpSpecialised: attention::KeyBiasMaxima
     WorkspacePart mask_as_bias;    // kWarpSpecialised: the key bias that stands for a mask (attention/key_bias.h)
     WorkspacePart aligned_bias;    // kWarpSpecialised, kShortBias: a copy of the bias (attention/aligned_bias.h)
     WorkspacePart existing_tiles;  // kWarpSpecialised: ExistingTiles
@@ -131,6 +132,7 @@ enum class BiasGradientSource {
   kRowSums,            // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
   kSameDscores,        // the dS that dQ, dK and dV are computed from, at the same time
   kMaterialised,       // materialised dS
+  kKeySums,            // sums over queries of the dS that dQ, dK and dV are computed from (kKeyStationary)
   kRecomputed,         // recomputed dS
   kOverBatch,          // recomputed dS of all batch entries, which share the bias, tile by tile
   kRelative,           // recomputed dS of a relative-position bias, summed along diagonals
@@ -192,9 +194,9 @@ struct BackwardPlan {
   int64_t dbias_splits = 1;  // kOverBatch, kRelative, kRelativeOverBatch: CTAs that share the batch entries of a tile
 
   int64_t alibi_partials_per_head = 0;
-  // Of sm90::kSlopeGradientConfigs. kNoSlopeRow: slopes have no gradient, or portable kernels compute it.
-  static constexpr int kNoSlopeRow = -1;
-  int slope_row = kNoSlopeRow;
+  // Of sm90::kExactDeltaConfigs. kNoExactDelta: no kernel of Hopper's computes the exact delta.
+  static constexpr int kNoExactDelta = -1;
+  int exact_delta_row = kNoExactDelta;
 
   struct Workspace {
     int64_t bytes = 0;
@@ -228,6 +230,10 @@ struct BackwardPlan {
     WorkspacePart bias_boxes;           // kKeyStationary, kTwoPass: as in the forward pass
     WorkspacePart mask_as_bias;         // kKeyStationary: as in the forward pass
     WorkspacePart aligned_bias;         // kKeyStationary, kTwoPass, kShortBias: as in the forward pass
+    WorkspacePart float32_bias;         // kKeySums: a copy of a key bias (attention/key_bias.h)
+    WorkspacePart bias_maxima;          // kKeySums: as in the forward pass
+    WorkspacePart exact_delta_counter;  // with exact_delta_row: of its work tiles
+    WorkspacePart dscore_sums;          // kKeySums: of each pair and share, and each key of the key tiles
     WorkspacePart keys_before_padding;  // kKeyStationary: of batch entries, where a key bias may hide keys at the end
     WorkspacePart existing_tiles;       // kKeyStationary: as in the forward pass
     WorkspacePart unwanted_gradient;    // is_warp_specialised(): attention/unwanted_gradients.h

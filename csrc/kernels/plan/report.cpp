@@ -89,6 +89,8 @@ const char* name_of(BiasGradientSource source) {
       return "from the same dS";
     case BiasGradientSource::kMaterialised:
       return "from the materialised dS";
+    case BiasGradientSource::kKeySums:
+      return "from sums of the same dS over queries";
     case BiasGradientSource::kRecomputed:
       return "from recomputed dS";
     case BiasGradientSource::kOverBatch:
@@ -268,7 +270,8 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       break;
   }
   columns.add_above_one("dbias_splits", plan.dbias_splits);
-  columns.add_if(plan.slope_row != BackwardPlan::kNoSlopeRow, "slope_gradient");
+  const bool has_exact_delta = plan.exact_delta_row != BackwardPlan::kNoExactDelta;
+  columns.add_if(has_exact_delta && plan.delta != DeltaSource::kExactKernel, "slope_gradient");
 }
 
 }  // namespace
@@ -290,6 +293,7 @@ Report report(const ForwardPlan& plan) {
                  {"boxes of the relative-position bias", workspace.bias_boxes},
                  {"mask as a bias", workspace.mask_as_bias},
                  {"aligned copy of the bias", workspace.aligned_bias},
+                 {"maxima of the bias", workspace.bias_maxima},
                  {"work tiles that exist", workspace.existing_tiles}});
   if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
   return report;
@@ -310,6 +314,10 @@ Report report(const BackwardPlan& plan) {
                  {"boxes of the relative-position bias", workspace.bias_boxes},
                  {"mask as a bias", workspace.mask_as_bias},
                  {"aligned copy of the bias", workspace.aligned_bias},
+                 {"float32 copy of the bias", workspace.float32_bias},
+                 {"maxima of the bias", workspace.bias_maxima},
+                 {"sums of dS over queries", workspace.dscore_sums},
+                 {"counter of the exact delta", workspace.exact_delta_counter},
                  {"keys before padding", workspace.keys_before_padding},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},

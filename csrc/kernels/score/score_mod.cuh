@@ -1,6 +1,9 @@
 // What happens to a tile of scores between q.k and the softmax (attention/score_mod.h), and its derivative.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "ptx/math.h"
@@ -99,47 +102,47 @@ struct CausalAlibi {
   }
 };
 
-// q.k -> score with a bias that is broadcast along queries, whose keys follow each other in memory. A thread reads
-// those of its columns while S is computed.
-template <class Element, class Acc>
+// q.k -> score with a bias that is broadcast along queries, in q's type or, where kMayBeFloat32, in float32. Its keys
+// follow each other in memory. A thread reads those of its columns while S is computed.
+template <class Element, class Acc, bool kMayBeFloat32>
 struct KeyBias {
-  float scale;
-  const Element* of_first_column = nullptr;  // of the thread, in tiles that begin with key 0
-  uint32_t pairs[Acc::kColumnTiles];         // of neighbouring keys of the tile
+  using Pair = std::conditional_t<kMayBeFloat32, float2, uint32_t>;
 
-  __device__ __forceinline__ explicit KeyBias(const attention::ScoreMod& mod) : scale(static_cast<float>(mod.scale)) {}
+  float scale;
+  bool is_float32;
+  float maximum = 0.0f;                   // that is subtracted from a float32 bias (KeyBiasMaxima)
+  const void* of_first_column = nullptr;  // of the thread, in tiles that begin with key 0
+  Pair pairs[Acc::kColumnTiles];          // of neighbouring keys of the tile
+
+  __device__ __forceinline__ explicit KeyBias(const attention::ScoreMod& mod)
+      : scale(static_cast<float>(mod.scale)),
+        is_float32(kMayBeFloat32 && mod.bias.element == attention::ElementType::kFloat32) {}
 
   // Prepares the rows of a work tile.
   template <class Tile>
-  __device__ __forceinline__ void start(const Tile& where) {
+  __device__ __forceinline__ void start(const Tile& where, float maximum_of_rows) {
+    maximum = maximum_of_rows;
     const attention::BroadcastView& bias = where.p.score_mod.bias;
-    of_first_column = static_cast<const Element*>(bias.data) +
-                      bias.offset({where.coord.sequence.batch, where.coord.head, 0, Acc::column(0, 0)});
+    const int64_t offset = bias.offset({where.coord.sequence.batch, where.coord.head, 0, Acc::column(0, 0)});
+    if (is_float32) {
+      of_first_column = static_cast<const float*>(bias.data) + offset;
+    } else {
+      of_first_column = static_cast<const Element*>(bias.data) + offset;
+    }
   }
 
   // Reads the bias of a tile of keys, of which `keys` exist.
   __device__ __forceinline__ void read(int first_key, int keys) {
-    const Element* const of_tile = of_first_column + first_key;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(of_first_column) % sizeof(uint32_t) == 0;
-    if (is_aligned && keys >= 8 * Acc::kColumnTiles) {
-#pragma unroll
-      for (int j = 0; j < Acc::kColumnTiles; ++j) pairs[j] = __ldg(reinterpret_cast<const uint32_t*>(of_tile + 8 * j));
-      return;
+    if constexpr (kMayBeFloat32) {
+      if (is_float32) return read_pairs<float2>(static_cast<const float*>(of_first_column) + first_key, keys);
     }
-    const int last = keys - 1 - Acc::column(0, 0);
-#pragma unroll
-    for (int j = 0; j < Acc::kColumnTiles; ++j) {
-      const auto bits = [&](int e) {
-        return static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(of_tile) + min(8 * j + e, last)));
-      };
-      pairs[j] = bits(0) | bits(1) << 16;
-    }
+    read_pairs<uint32_t>(static_cast<const uint16_t*>(of_first_column) + first_key, keys);
   }
 
   __device__ __forceinline__ void apply(Acc& scores) const {
 #pragma unroll
     for (int j = 0; j < Acc::kColumnTiles; ++j) {
-      const float2 bias = ptx::unpack(pairs[j], Element{});
+      const float2 bias = unpack(pairs[j]);
 #pragma unroll
       for (int r = 0; r < Acc::kThreadRows; ++r) {
         scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), scale, bias.x);
@@ -147,6 +150,33 @@ struct KeyBias {
       }
     }
   }
+
+ private:
+  // Bits: the type of an element, or of its bit pattern. Two: the type of two of these.
+  template <class Two, class Bits>
+  __device__ __forceinline__ void read_pairs(const Bits* of_tile, int keys) {
+    if (reinterpret_cast<uintptr_t>(of_tile) % sizeof(Two) == 0 && keys >= 8 * Acc::kColumnTiles) {
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; ++j) hold(pairs[j], __ldg(reinterpret_cast<const Two*>(of_tile + 8 * j)));
+      return;
+    }
+    const int last = keys - 1 - Acc::column(0, 0);
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+      const auto of_key = [&](int e) { return __ldg(of_tile + min(8 * j + e, last)); };
+      if constexpr (std::is_same_v<Two, float2>) {
+        hold(pairs[j], Two{of_key(0), of_key(1)});
+      } else {
+        hold(pairs[j], static_cast<uint32_t>(of_key(0)) | static_cast<uint32_t>(of_key(1)) << 16);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void hold(float2& pair, float2 from) const { pair = {from.x - maximum, from.y - maximum}; }
+  __device__ __forceinline__ static void hold(float2& pair, uint32_t from) { pair = ptx::unpack(from, Element{}); }
+  __device__ __forceinline__ static void hold(uint32_t& pair, uint32_t from) { pair = from; }
+  __device__ __forceinline__ static float2 unpack(float2 pair) { return pair; }
+  __device__ __forceinline__ static float2 unpack(uint32_t pair) { return ptx::unpack(pair, Element{}); }
 };
 
 // q.k -> score, for the softmax. kGeneric: any feature may change it; otherwise only a bias or mask. folds_scale: the

@@ -40,9 +40,9 @@ cudaError_t run_planned(const attention::BackwardParams& params, const plan::Bac
 }
 
 template <class... Arguments>
-cudaError_t slope_gradient_of(attention::ElementType element, const Arguments&... arguments) {
-  return element == attention::ElementType::kBFloat16 ? slope_gradient<__nv_bfloat16>(arguments...)
-                                                      : slope_gradient<__half>(arguments...);
+cudaError_t exact_delta_of(attention::ElementType element, const Arguments&... arguments) {
+  return element == attention::ElementType::kBFloat16 ? exact_delta<__nv_bfloat16>(arguments...)
+                                                      : exact_delta<__half>(arguments...);
 }
 
 // Writes the boxes of a relative-position bias, if the plan has them.
@@ -60,6 +60,24 @@ cudaError_t replace_mask_by_bias(Params& p, const Plan& plan, void* workspace, c
   if (bias == nullptr) return cudaSuccess;
   const cudaError_t error = common::write_mask_as_bias(p, bias, stream);
   p = attention::with_mask_as_bias(p, bias);
+  return error;
+}
+
+// Writes the maxima of the key bias, if the plan has them.
+template <class Plan>
+cudaError_t write_maxima_of_bias(const attention::AttentionParams& p, const Plan& plan, void* workspace,
+                                 cudaStream_t stream) {
+  auto* const maxima = plan.workspace.bias_maxima.template in<float>(workspace);
+  return maxima == nullptr ? cudaSuccess : common::write_key_bias_maxima(p, maxima, stream);
+}
+
+// Copies the key bias in float32, if the plan has room for it.
+cudaError_t replace_bias_by_float32(attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                                    cudaStream_t stream) {
+  auto* const copy = plan.workspace.float32_bias.in<float>(workspace);
+  if (copy == nullptr) return cudaSuccess;
+  const cudaError_t error = common::copy_key_bias(p, copy, stream);
+  p.score_mod.bias = attention::Float32KeyBias::of(p).view(copy);
   return error;
 }
 
@@ -116,6 +134,9 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
   };
   cudaError_t error = replace_mask_by_bias(call, plan, workspace, stream);
   if (error == cudaSuccess) error = write_boxes_of(plan, call, workspace, stream);
+  if (error == cudaSuccess) error = write_maxima_of_bias(call, plan, workspace, stream);
+  call.key_bias_maxima = attention::KeyBiasMaxima::in(plan.workspace.bias_maxima.in<float>(workspace),
+                                                      attention::Float32KeyBias::of(call));
   if (error == cudaSuccess) {
     error = !plan.of_intervals              ? scan_mask(call, plan, workspace, stream)
             : call.score_mod.mask.present() ? scan_key_mask(call, plan, workspace, stream)
@@ -134,16 +155,22 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
   if (sums_rows || plan.recomputes_dbias()) p.dbias = {};
   p.delta = plan.workspace.delta.like(p.lse, workspace);
   cudaError_t error = replace_mask_by_bias(p, plan, workspace, stream);
+  if (error == cudaSuccess) error = replace_bias_by_float32(p, plan, workspace, stream);
+  if (error == cudaSuccess) error = write_maxima_of_bias(p, plan, workspace, stream);
   if (error == cudaSuccess) error = write_boxes_of(plan, p, workspace, stream);
   if (error != cudaSuccess) return error;
   if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
     error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;
   }
+  const bool has_exact_delta = plan.exact_delta_row != plan::BackwardPlan::kNoExactDelta;
+  const bool reads_exact_delta = plan.delta == plan::DeltaSource::kExactKernel;
+  if (has_exact_delta && reads_exact_delta) error = exact_delta_of(p.element, p, plan, workspace, stream);
+  if (error != cudaSuccess) return error;
   error = p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
                                                          : run_planned<__half>(p, plan, workspace, stream);
-  if (error == cudaSuccess && plan.slope_row != plan::BackwardPlan::kNoSlopeRow) {
-    error = slope_gradient_of(p.element, p, plan, workspace, stream);
+  if (error == cudaSuccess && has_exact_delta && !reads_exact_delta) {  // for slopes
+    error = exact_delta_of(p.element, p, plan, workspace, stream);
   }
   p.dbias = params.dbias;
   return error == cudaSuccess && sums_rows ? sum_rows(p, stream) : error;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "attention/key_bias.h"
 #include "attention/params.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/plan/plan.h"
@@ -15,6 +16,7 @@ struct ForwardCall : attention::ForwardParams {
   // If present, the launch without a mask computes the batch entries that have an interval, and the other launch the
   // rest.
   KeyIntervals intervals;
+  attention::KeyBiasMaxima key_bias_maxima;  // present with a float32 key bias
 };
 
 // Writes the RelativeBiasBoxes of a call.
@@ -45,9 +47,9 @@ template <class Element, bool kDqFromTiles>
 cudaError_t backward_two_pass(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream);
 
-// The gradient of ALiBi slopes: a partial sum for each work tile (common::launch_dalibi adds them).
+// The exact delta, or the gradient of ALiBi slopes: a partial sum for each work tile (common::launch_dalibi adds them).
 template <class Element>
-cudaError_t slope_gradient(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
-                           cudaStream_t stream);
+cudaError_t exact_delta(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                        cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm90

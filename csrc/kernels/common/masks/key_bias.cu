@@ -146,7 +146,89 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Writes KeyBiasMaxima. Grid: one CTA for each row. Each warp has kKeys keys at a time; then the first warp takes the
+// running maximum of all of these. Bound: the latency of accesses to memory.
+__global__ void __launch_bounds__(kThreads)
+    key_bias_maxima_kernel(const __grid_constant__ attention::AttentionParams p, float* maxima) {
+  constexpr int kWarps = kThreads / tile::kWarpSize;
+  constexpr int kKeys = attention::KeyBiasMaxima::kKeys;
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const auto rows = attention::Float32KeyBias::of(p);
+  const int64_t of_row = attention::KeyBiasMaxima::of_row(rows.keys);
+  const int64_t batch = blockIdx.x / rows.heads;
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  const auto* const row =
+      static_cast<const float*>(bias.data) + bias.offset({batch, blockIdx.x - batch * rows.heads, 0, 0});
+  float* const to = maxima + blockIdx.x * of_row;
+  const auto over_warp = [](float value) {
+#pragma unroll
+    for (int offset = tile::kWarpSize / 2; offset > 0; offset /= 2) {
+      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, offset));
+    }
+    return value;
+  };
+  for (int64_t i = tile::warp(); i < of_row; i += kWarps) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int step = 0; step < kKeys; step += tile::kWarpSize) {
+      const int64_t key = i * kKeys + step + tile::lane();
+      if (key < rows.keys) largest = fmaxf(largest, row[key]);
+    }
+    largest = over_warp(largest);
+    if (tile::lane() == 0) to[i] = largest;
+  }
+  __syncthreads();
+  if (tile::warp() != 0) return;
+  float before = -INFINITY;
+  for (int64_t first = 0; first < of_row; first += tile::kWarpSize) {
+    const int64_t i = first + tile::lane();
+    float largest = fmaxf(before, i < of_row ? to[i] : -INFINITY);
+#pragma unroll
+    for (int offset = 1; offset < tile::kWarpSize; offset *= 2) {
+      const float other = __shfl_up_sync(kAllLanes, largest, offset);
+      if (tile::lane() >= offset) largest = fmaxf(largest, other);
+    }
+    before = __shfl_sync(kAllLanes, largest, tile::kWarpSize - 1);
+    if (i < of_row) to[i] = fabsf(largest) < attention::kLeastDominant ? largest : 0.0f;
+  }
+}
+
+// Writes a bias in float32. Grid: one CTA for each row of the copy.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    copy_key_bias_kernel(const __grid_constant__ attention::AttentionParams p, float* to) {
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  const auto copy = attention::Float32KeyBias::of(p);
+  const int64_t batch = blockIdx.x / copy.heads;
+  const auto* const row =
+      static_cast<const Element*>(bias.data) + bias.offset({batch, blockIdx.x - batch * copy.heads, 0, 0});
+  float* const to_row = to + blockIdx.x * copy.keys;
+  for (int64_t key = threadIdx.x; key < copy.keys; key += kThreads) {
+    to_row[key] = static_cast<float>(row[key * bias.key_stride]);
+  }
+}
+
 }  // namespace
+
+cudaError_t write_key_bias_maxima(const attention::AttentionParams& p, float* to, cudaStream_t stream) {
+  const EarlyLaunch launch = {.blocks = attention::Float32KeyBias::of(p).rows(), .threads = kThreads};
+  return launch_early(key_bias_maxima_kernel, launch, stream, p, to);
+}
+
+cudaError_t copy_key_bias(const attention::AttentionParams& p, float* to, cudaStream_t stream) {
+  const EarlyLaunch launch = {.blocks = attention::Float32KeyBias::of(p).rows(), .threads = kThreads};
+  switch (p.score_mod.bias.element) {
+    case attention::ElementType::kBFloat16:
+      return launch_early(copy_key_bias_kernel<__nv_bfloat16>, launch, stream, p, to);
+    case attention::ElementType::kFloat16:
+      return launch_early(copy_key_bias_kernel<__half>, launch, stream, p, to);
+    default:
+      return launch_early(copy_key_bias_kernel<float>, launch, stream, p, to);
+  }
+}
 
 cudaError_t write_mask_as_bias(const attention::AttentionParams& p, void* to, cudaStream_t stream) {
   const common::EarlyLaunch launch = {.blocks = attention::key_bias_rows(p), .threads = kThreads};

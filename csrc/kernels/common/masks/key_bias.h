@@ -16,6 +16,12 @@ cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention
 // -inf. Zeroes dK and dV of those behind it, if they are wanted.
 cudaError_t count_keys_before_padding(const attention::BackwardParams& params, int32_t* counts, cudaStream_t stream);
 
+// Writes the attention::KeyBiasMaxima of a float32 bias.
+cudaError_t write_key_bias_maxima(const attention::AttentionParams& params, float* to, cudaStream_t stream);
+
+// Copies a bias (attention::Float32KeyBias).
+cudaError_t copy_key_bias(const attention::AttentionParams& params, float* to, cudaStream_t stream);
+
 // Writes a mask of keys as such a bias, of 0 and -inf (attention::key_bias_of_mask).
 cudaError_t write_mask_as_bias(const attention::AttentionParams& params, void* to, cudaStream_t stream);
 

@@ -32,6 +32,19 @@ cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPa
 // params.delta is rowsum(dout * out); the kernel also subtracts dlse from it. Every element of params.dbias is written.
 cudaError_t launch_dbias_from_rows(const attention::BackwardParams& params, cudaStream_t stream);
 
+// Partial sums of dS over queries, of each key: (batch, rows, keys_of_row), float32. Rows are those of one head after
+// the other: of query heads, if the bias is of heads, and else of key heads.
+struct DscoreSumsOfKeys {
+  const float* data = nullptr;
+  int64_t rows = 0;
+  int64_t keys_of_row = 0;
+};
+
+// The gradient of a key bias from these. A sum that is not finite may be 0 times a value that no query attends, so it
+// is computed again, without tensor cores. Every element of params.dbias is written. Dense batches only.
+cudaError_t launch_dbias_from_keys(const attention::BackwardParams& params, const DscoreSumsOfKeys& sums,
+                                   cudaStream_t stream);
+
 // Biases that are looked up in tables, and gradients of tables (table_sums.h).
 cudaError_t launch_look_up(const TableLookUp& table, cudaStream_t stream);
 cudaError_t launch_table_sums(const TableSums& table, cudaStream_t stream);

@@ -3,6 +3,7 @@
 #include <iterator>
 
 #include "attention/division.h"
+#include "attention/key_bias.h"
 #include "kernels/config/key_stationary.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/plan.h"
@@ -48,6 +49,7 @@ ScoreMode key_stationary_score(const BackwardParams& p) {
   if (has_only_softcap(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
     return ScoreMode::kSoftcap;
   }
+  if (sums_dscores(p)) return ScoreMode::kKeyBias;
   if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
 }
@@ -65,6 +67,7 @@ bool has_rows(const BackwardParams& p) {
 int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, bool chunks_queries) {
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const ScoreMode score = key_stationary_score(p);
+  const bool sums = sums_dscores(p);
   // Other score modes, and query chunks, have one row for each head dim.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
   const bool adds_statistics =
@@ -72,17 +75,12 @@ int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_ti
   int found = 0;
   for (int row = 0; row < static_cast<int>(std::size(sm90::kKeyStationaryConfigs)); ++row) {
     const sm90::KeyStationaryConfig& config = sm90::kKeyStationaryConfigs[row];
-    if (config.dims != dims || config.score != score || config.chunks_queries != chunks_queries) continue;
+    if (config.dims != dims || config.score != score || config.sums_dscores != sums) continue;
+    if (config.chunks_queries != chunks_queries) continue;
     found = row;
     if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
   }
   return found;
-}
-
-// Whether weights may vanish in the key-stationary kernel. Above head dim 64 it keeps those of bfloat16 calls in
-// float16. A sink may take so much of a row's weight that all others are smaller than float16's smallest number.
-bool weights_may_vanish(const BackwardParams& p) {
-  return p.sink != nullptr && p.element == attention::ElementType::kBFloat16 && largest_head_dim(p) > 64;
 }
 
 // Whether the key-stationary kernel computes all gradients. Calls with few queries take other kernels, unless scores
@@ -100,7 +98,7 @@ bool takes_key_stationary(const BackwardParams& p) {
       return !has_few_queries(p);
     case ScoreMode::kKeyBias:
     case ScoreMode::kKeyBiasDropout:
-      return !has_few_queries(p) && !p.dbias.present();
+      return !has_few_queries(p) && (!p.dbias.present() || sums_dscores(p));
     case ScoreMode::kBiasMask:
     case ScoreMode::kBiasMaskDropout:
       return !has_few_queries(p) && !p.score_mod.hides_keys() && (!p.dbias.present() || takes_dbias_over_batch(p));
@@ -125,6 +123,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t tiles = p.batch * p.num_heads_k * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
   const int64_t waves = attention::ceil_div(tiles, limits.sms);
   const PortableBackward portable = portable_backward(waves);
+  if (sums_dscores(p)) return false;
   if (key_bias_score(p)) return !takes_key_stationary(p);
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:
@@ -157,7 +156,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (is_empty(p) || takes_bias_stationary(p)) return true;
   if (!sm90::kLargestTwoPassHeadDims.fit(p.head_dim_qk, p.head_dim_v)) return true;
   if (p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
-  if (has_precise_dbias(p)) return true;
+  if (has_precise_dbias(p) && !sums_dscores(p)) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
   // Out, dout and results are read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and
@@ -247,9 +246,25 @@ bool counts_keys_before_padding(const BackwardParams& p, const LoopOrder& order,
   constexpr uint32_t kLeastTiles = 4;
   constexpr int64_t kLeastIterationsOfCta = 32;
   if (!key_bias_score(p) || is_packed(p) || p.score_mod.bias.head_stride != 0 || order.split_kv) return false;
+  if (p.dbias.present()) return false;
   if (!order.shares_query_tiles()) return order.tiles >= kLeastTiles;
   const int64_t iterations = p.batch * p.num_heads_q * order.tiles * query_tiles;
   return order.tiles > 1 && iterations >= kLeastIterationsOfCta * ctas;
+}
+
+// Makes room for the gradient of a key bias.
+void plan_sums_of_dscores(BackwardPlan& plan, const BackwardParams& p) {
+  BackwardPlan::Workspace& parts = plan.workspace;
+  if (!attention::is_float32_key_bias(p.score_mod.bias)) {
+    parts.float32_bias = append(parts.bytes, attention::Float32KeyBias::of(p).bytes());
+  }
+  parts.bias_maxima = append(parts.bytes, attention::KeyBiasMaxima::bytes(attention::Float32KeyBias::of(p)));
+  const int64_t keys = int64_t{plan.order.pairs} * plan.order.tiles * LoopOrder::kKeys;
+  parts.dscore_sums = append(parts.bytes, keys * int64_t{sizeof(float)});
+  plan.dbias = BiasGradientSource::kKeySums;
+  plan.writes_dbias_once = true;
+  // What the rounded O leaves in a 16-bit gradient is no more than its own rounding.
+  if (has_precise_dbias(p)) plan_exact_delta_of_key_bias(plan, p);
 }
 
 BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
@@ -328,7 +343,11 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
     const LoopOrder order = loop_order(p, limits.sms, query_tiles);
     if (may_list_iterations(p, order, limits) && may_write_bias_boxes(p, limits)) {
       BackwardPlan plan = plan_key_stationary(p, order, limits);
-      if (p.dbias.present()) plan_dbias_over_batch(plan, p, limits);
+      if (sums_dscores(p)) {
+        plan_sums_of_dscores(plan, p);
+      } else if (p.dbias.present()) {
+        plan_dbias_over_batch(plan, p, limits);
+      }
       return plan;
     }
   }
@@ -348,7 +367,8 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   // the matrix gradients computes them.
   const bool sums_rows = dbias_is_row_sums(p);
   const bool is_relative = p.score_mod.bias.is_relative();
-  const bool recomputes_dbias = p.dbias.present() && !sums_rows && !is_relative && !dbias_may_read_materialised(p);
+  const bool recomputes_dbias =
+      p.dbias.present() && !sums_rows && !is_relative && !sums_dscores(p) && !dbias_may_read_materialised(p);
   BackwardParams of_matrices = p;
   of_matrices.dalibi_slopes = nullptr;
   if (sums_rows || is_relative || recomputes_dbias) of_matrices.dbias = {};

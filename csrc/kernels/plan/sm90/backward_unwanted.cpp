@@ -23,6 +23,7 @@ constexpr int64_t kTokensOfFastDqOneSided = 2048;
 
 bool gains_from_all_gradients(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q, keys = visible_keys(p);
+  if (sums_dscores(p)) return true;  // portable kernels would compute all dS again
   if (p.dq.data == nullptr) return std::max(queries, keys) > kShortTokens;
   if (has_few_queries(p)) return false;
   if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim) return std::max(queries, keys) > kShortTokens;

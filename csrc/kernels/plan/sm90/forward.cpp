@@ -30,11 +30,10 @@ constexpr int kWarpgroupRows = 64;
 // Up to this number of visible keys the portable kernels are faster, where scores are only scaled and no single-tile
 // kernel runs: tiles of this backend would be so empty that several small CTAs per SM do more.
 constexpr int64_t kPortableKeys = 96;
-// Calls with at most this many queries and keys take the portable kernels up to head dim 64. Up to kLargestShortHeadDim
-// they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim 64"), unless a
-// single-tile kernel takes them, up to kLargestShortSingleTileHeadDim.
-constexpr int64_t kPortableTokens = 64;
-// Up to this number of keys, which are one tile, a key bias is not searched for intervals: that would take longer.
+// Calls with at most kPortableTokens queries and keys take the portable kernels up to head dim 64. Up to
+// kLargestShortHeadDim they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim
+// 64"), unless a single-tile kernel takes them, up to kLargestShortSingleTileHeadDim. Up to this number of keys, which
+// are one tile, a key bias is not searched for intervals: that would take longer.
 constexpr int64_t kMostUnscannedKeys = 128;
 constexpr int64_t kLargestShortHeadDim = 256;
 constexpr int64_t kLargestShortSingleTileHeadDim = 128;
@@ -99,6 +98,14 @@ bool prefers_single_tile(const attention::ForwardParams& p) {
   return largest_head_dim(p) > 64 && largest_head_dim(p) <= kLargestShortSingleTileHeadDim && takes_single_tile(p);
 }
 
+// The score mode of the kernels of a key bias, where they take a call.
+std::optional<ScoreMode> key_bias_mode(const attention::ForwardParams& p) {
+  if (attention::is_float32_key_bias(p.score_mod.bias)) {
+    return may_sum_dscores(p) ? std::optional(ScoreMode::kKeyBias) : std::nullopt;
+  }
+  return key_bias_score_by_position(p);
+}
+
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits) {
   const int64_t queries = p.sequences.max_seqlen_q;
@@ -111,7 +118,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
   }
   if (tokens <= kPortableTokens) return true;
   if (takes_single_tile(p)) return false;
-  if (key_bias_score(p) && !p.row_max.present()) return false;  // no kernel of these writes row_max
+  if (key_bias_mode(p) == ScoreMode::kKeyBias || (key_bias_mode(p) && !p.row_max.present())) return false;
   switch (score_mode_sm90(p, limits)) {
     case ScoreMode::kScaleOnly:
       return keys <= kPortableKeys || (tokens <= kShortTokens && queries <= kPortableQueries);
@@ -141,7 +148,7 @@ bool splits_keys(const attention::ForwardParams& p, int tile_queries, const Limi
 // Of calls that need generic kernels in the backward pass, some need less here.
 ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
   if (has_only_softcap(p)) return ScoreMode::kSoftcap;
-  if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
+  if (const std::optional<ScoreMode> of_keys = key_bias_mode(p)) return *of_keys;
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
 }
 
@@ -203,9 +210,11 @@ bool is_for_portable_kernels(const attention::ForwardParams& p, const Limits& li
   // TMA descriptors cannot describe an empty tensor.
   if (keys == 0 || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   // The gradient of a float32 bias is more precise than out, and sums of dS cancel only where both passes compute the
-  // scores by the same GEMMs. Whether a bias gets a gradient is unknown here, and portable kernels compute that.
+  // scores by the same GEMMs. Whether a bias gets a gradient is unknown here, and portable kernels compute that of all
+  // but key biases.
   const attention::BroadcastView& bias = p.score_mod.bias;
-  if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
+  const bool is_float32 = bias.present() && bias.element == attention::ElementType::kFloat32;
+  if (is_float32 && !key_bias_mode(p)) return true;
   return leaves_tiles_empty(p, limits);
 }
 
@@ -459,6 +468,10 @@ ForwardPlan plan_forward(const attention::ForwardParams& p, bool may_pack_heads,
   }
   if (reads_bias_boxes(config.score) && p.score_mod.bias.is_relative()) {
     plan.workspace.bias_boxes = append(plan.workspace.bytes, relative_bias_boxes(p).bytes());
+  }
+  if (config.has_key_bias() && attention::is_float32_key_bias(p.score_mod.bias)) {
+    plan.workspace.bias_maxima =
+        append(plan.workspace.bytes, attention::KeyBiasMaxima::bytes(attention::Float32KeyBias::of(p)));
   }
   if (p.score_mod.mask.present() || config.has_key_bias()) plan_intervals(plan, p, limits);
   return plan;

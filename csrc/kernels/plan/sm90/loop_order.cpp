@@ -155,6 +155,10 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
   if (p.mask_dimensions().heads && (!p.visibility.unlimited() || selects_keys)) {
     order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
   }
+  // A work tile has one sum of dS for each key.
+  if (sums_dscores(p) && p.dbias.per_head && !p.visibility.unlimited()) {
+    order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
+  }
   order.tiles = static_cast<uint32_t>(LoopOrder::num_tiles(lengths.max_seqlen_k, LoopOrder::kKeys));
   order.split_kv = has_few_queries(p);
   order.cyclic = !order.split_kv && p.visibility.unlimited() && !selects_keys;

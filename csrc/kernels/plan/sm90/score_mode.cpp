@@ -1,8 +1,10 @@
 // Plans which score mode a call has on Hopper.
+#include <algorithm>
 #include <optional>
 
 #include "attention/aligned_bias.h"
 #include "attention/key_bias.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/plan/sm80/sm80.h"
 #include "kernels/plan/sm90/sm90.h"
 #include "kernels/schedule/relative_bias_boxes.h"
@@ -12,6 +14,13 @@ namespace {
 
 // Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
 bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
+
+// Whether scores are scaled by a positive number and changed by a bias that is broadcast along queries only.
+bool has_only_key_bias(const attention::AttentionParams& p) {
+  attention::ScoreMod others = p.score_mod;
+  others.bias = {};
+  return p.score_mod.bias.is_of_keys() && others.plain() && others.scale > 0.0;
+}
 
 // Whether nothing but a scale of any sign changes scores, and no weight is dropped.
 bool only_scales_scores(const attention::ScoreMod& mod, const attention::Dropout& dropout) {
@@ -27,6 +36,10 @@ bool has_bias_boxes(const attention::BroadcastView& bias) {
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
 }
 
+bool weights_may_vanish(const attention::AttentionParams& p) {
+  return p.sink != nullptr && p.element == attention::ElementType::kBFloat16 && largest_head_dim(p) > 64;
+}
+
 bool has_only_alibi(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;
   others.alibi = {};
@@ -35,13 +48,34 @@ bool has_only_alibi(const attention::AttentionParams& p) {
 
 bool has_causal_alibi(const attention::AttentionParams& p) { return has_only_alibi(p) && p.visibility.right == 0; }
 
-std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& p) {
-  attention::ScoreMod others = p.score_mod;
-  others.bias = {};
+std::optional<ScoreMode> key_bias_score_by_position(const attention::AttentionParams& p) {
   const attention::BroadcastView& bias = p.score_mod.bias;
-  const bool is_all = bias.is_of_keys() && others.plain() && others.scale > 0.0 && p.visibility.unlimited();
-  if (!is_all || bias.key_stride != 1 || bias.element != p.element) return std::nullopt;
+  if (!has_only_key_bias(p) || bias.key_stride != 1 || bias.element != p.element) return std::nullopt;
   return p.dropout.enabled() ? ScoreMode::kKeyBiasDropout : ScoreMode::kKeyBias;
+}
+
+std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& p) {
+  return p.visibility.unlimited() ? key_bias_score_by_position(p) : std::nullopt;
+}
+
+bool may_sum_dscores(const attention::AttentionParams& p) {
+  if (!attention::is_16_bit(p.element) || !has_only_key_bias(p) || p.dropout.enabled() || is_packed(p)) return false;
+  if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim || has_few_queries(p)) return false;
+  if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0 || weights_may_vanish(p)) return false;
+  if (std::max(p.sequences.max_seqlen_q, visible_keys(p)) <= kPortableTokens) return false;
+  // Both passes subtract the same numbers from a float32 bias (KeyBiasMaxima), and the forward pass copies none.
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  if (bias.element == attention::ElementType::kFloat32 && bias.key_stride != 1) return false;
+  // The last query of a tile must see all keys that others see (KeyBiasMaxima).
+  if (p.visibility.left != attention::Visibility::kUnbounded) return false;
+  // A work tile has one sum for each key. Where every query sees every key, it has all heads of the KV group.
+  return p.queries_per_key_head() == 1 || bias.head_stride == 0 || !p.visibility.unlimited();
+}
+
+bool sums_dscores(const attention::BackwardParams& p) {
+  // The gradient of a bias that is expanded over heads is one of heads, although its stride is 0.
+  const bool has_sums = p.queries_per_key_head() == 1 || !p.dbias.per_head || !p.visibility.unlimited();
+  return dbias_is_column_sums(p) && may_sum_dscores(p) && has_sums;
 }
 
 bool has_only_key_mask(const attention::AttentionParams& p) {

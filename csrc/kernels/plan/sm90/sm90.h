@@ -22,7 +22,7 @@ inline constexpr int64_t kPortableQueries = 128;
 // key tiles then have dQ accumulators of their own, as many as a pair has key tiles in flight, so that contributors to
 // the same accumulator rarely overlap, and L2 still holds it. With a mask, kernels without semaphores run instead.
 inline constexpr int64_t kMostKeysPerQuery = 8;
-inline bool has_few_queries(const attention::BackwardParams& p) {
+inline bool has_few_queries(const attention::AttentionParams& p) {
   return p.sequences.max_seqlen_k > kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
@@ -37,14 +37,31 @@ bool may_write_bias_boxes(const attention::AttentionParams& params, const Limits
 // score_mode_sm90() where a bias without memory for its boxes is for generic kernels, which read it in place.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params, const Limits& limits);
 
+// Whether weights may vanish in the key-stationary kernel. Above head dim 64 it keeps those of bfloat16 calls in
+// float16. A sink may take so much of a row's weight that all others are smaller than float16's smallest number.
+bool weights_may_vanish(const attention::AttentionParams& params);
+
 // Whether scores are scaled by a positive number and changed by ALiBi slopes only.
 bool has_only_alibi(const attention::AttentionParams& params);
 
 // The same where no query sees a later key. ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);
 
-// kKeyBias or kKeyBiasDropout, where one of these is all that a call needs.
+// kKeyBias or kKeyBiasDropout, where one of these is all that a call needs, whatever hides keys by position.
+std::optional<ScoreMode> key_bias_score_by_position(const attention::AttentionParams& params);
+
+// The same where every query sees every key.
 std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& params);
+
+// Up to this number of queries and keys, the portable kernels run up to head dim 64.
+inline constexpr int64_t kPortableTokens = 64;
+
+// Whether the key-stationary kernels may compute the gradient of a call's key bias, which they sum while they compute
+// dQ, dK and dV. Where they may, the forward pass reads a float32 bias on Hopper, too.
+bool may_sum_dscores(const attention::AttentionParams& params);
+
+// Whether they compute that gradient.
+bool sums_dscores(const attention::BackwardParams& params);
 
 // Whether scores are scaled by a positive number, and a mask hides the same keys from all queries of a head.
 bool has_only_key_mask(const attention::AttentionParams& params);
@@ -72,6 +89,9 @@ std::optional<BackwardPlan> plan_backward_unwanted(const attention::BackwardPara
 
 // Plans the gradient of slopes: in Hopper's own kernel, or where that does not take the call, in a portable one.
 void plan_slope_gradient(BackwardPlan& plan, const attention::BackwardParams& params);
+
+// Plans the exact delta beside a float32 key bias, before the key-stationary kernels.
+void plan_exact_delta_of_key_bias(BackwardPlan& plan, const attention::BackwardParams& params);
 
 // Whether scores are scaled by any number and changed by a softcap only.
 bool has_only_softcap(const attention::AttentionParams& params);

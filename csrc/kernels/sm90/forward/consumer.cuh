@@ -172,8 +172,8 @@ struct ForwardConsumer {
   static constexpr bool kAlibi = Traits::kConfig.score == ScoreMode::kCausalAlibi;
   [[no_unique_address]] std::conditional_t<kAlibi, CausalAlibi, Unchanged> alibi{args.params.score_mod};
   static constexpr bool kKeyBias = Traits::kConfig.has_key_bias();
-  [[no_unique_address]] std::conditional_t<kKeyBias, KeyBias<Element, Scores>, Unchanged> key_bias{
-      args.params.score_mod};
+  using KeyBiasOfTile = KeyBias<Element, Scores, /*kMayBeFloat32=*/!always_drops(Traits::kConfig.score)>;
+  [[no_unique_address]] std::conditional_t<kKeyBias, KeyBiasOfTile, Unchanged> key_bias{args.params.score_mod};
 
   Scores scores;
   typename Traits::Output out;
@@ -324,7 +324,7 @@ struct ForwardConsumer {
       bias_mask.start(where_of(work, n), args.params.score_mod.hides_keys());
     if constexpr (kAlibi) alibi.start(where_of(work, n));
     if constexpr (kKeyBias) {
-      key_bias.start(where_of(work, n));
+      key_bias.start(where_of(work, n), epilogue_of(work).key_bias_maximum());
       read_key_bias(work, n);
     }
     queries.wait();

@@ -117,6 +117,16 @@ struct ForwardEpilogue {
     return work.coord.head + packed_head_of<Traits>(args, r);
   }
 
+  // What is subtracted from the biases of the work tile's keys.
+  __device__ __forceinline__ float key_bias_maximum() const {
+    if constexpr (Traits::kConfig.has_key_bias()) {
+      static_assert(Traits::kQueries == attention::KeyBiasMaxima::kQueries);
+      const attention::KeyBiasMaxima& maxima = args.key_bias_maxima;
+      if (maxima.present()) return maxima.of(args.params, work.coord.sequence, work.coord.head, work.first_query);
+    }
+    return 0.0f;
+  }
+
   // Writes the LSE and row_max, where stores are enabled. hides_row(r): whether the mask hides every key that the
   // thread had of a row; store() combines the threads' votes. A row that sees nothing has a sum of 0, and is not
   // recomputed. With kNever its maximum is -inf only if the warpgroup saw no tile.
@@ -130,6 +140,7 @@ struct ForwardEpilogue {
     const float scale = folded ? static_cast<float>(p.score_mod.scale) : 1.0f;
     const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
     attention::SoftmaxState<float> own_state;
+    float own_maximum = 0.0f;
     RowEnds ends;
     ends.needs_recompute = false;
 #pragma unroll
@@ -145,25 +156,37 @@ struct ForwardEpilogue {
             l == 0.0f && (softmax.m[r] == -INFINITY || is_out_of_sight(query() + Output::row(r)) || hides_row(r));
         ends.needs_recompute |= exists(r, rows) && !sees_nothing;
       }
+      // A row that sees no key has the sink itself as its LSE.
+      const float maximum = l == 0.0f ? 0.0f : key_bias_maximum();
+      if constexpr (Traits::kConfig.has_key_bias()) {
+        const bool is_far = softmax.m[r] < -attention::KeyBiasMaxima::kMostDistance && softmax.m[r] > -INFINITY;
+        ends.needs_recompute |= is_far && args.key_bias_maxima.present() && exists(r, rows);
+      }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
       if constexpr (Traits::kConfig.may_pack_heads()) {
         const auto* const sink = static_cast<const float*>(p.sink);
         ends.factor[r] = sink == nullptr ? 1.0f : state.add_sink(sink[head_of_row(Output::row(r))]);
       } else {
-        ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.coord.head]);
+        ends.factor[r] =
+            p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.coord.head] - maximum);
       }
       ends.total[r] = state.l;
-      if (r == own) own_state = state;
+      if (r == own) {
+        own_state = state;
+        own_maximum = maximum;
+      }
     }
     float own_row_max = 0.0f;
     if constexpr (Traits::kConfig.row_max) {
       const float row_max = softmax.template own_row_max<kRescale>(scale);
       own_row_max = (own % 2 == 0 ? ends.l[0] : ends.l[1]) == 0.0f ? -INFINITY : row_max;
+      if constexpr (Traits::kConfig.has_key_bias()) own_row_max += own_maximum;
     }
     const int own_row = Output::row(own);
     if (store_enabled && own < 2 && own_row < rows && work.first_column == 0) {
       const int64_t row = sequence.query_begin + query() + own_row;
-      const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
+      attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
+      if constexpr (Traits::kConfig.has_key_bias()) result = result.plus(own_maximum);
       if constexpr (Traits::kConfig.may_pack_heads()) {
         *p.lse.at<float>(sequence.batch, head_of_row(own_row), query_of_row(own_row)) = result.value;
       } else {

@@ -74,6 +74,7 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   typename Traits::Arguments args;
   args.params = p;
   args.intervals = p.intervals;
+  args.key_bias_maxima = p.key_bias_maxima;
   args.schedule =
       make_schedule(rows_of_tiles<Traits>(p), {.pairs = all_pairs(p),
                                                .order = forward_pair_order(p),

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "attention/key_bias.h"
 #include "attention/params.h"
 #include "kernels/common/rows/merged_row.cuh"
 #include "kernels/config/sm90_forward.h"
@@ -61,6 +62,7 @@ struct ForwardArguments {
   ExistingTiles existing_tiles;
   KeyBoxes key_boxes;     // only of kernels for a cache
   int log2_packed_heads;  // the same: log2 of the number of query heads whose rows share a tile (PackGQA)
+  attention::KeyBiasMaxima key_bias_maxima;  // only of kernels for a key bias, and if that is float32
 };
 
 template <class ElementType, ForwardConfig kConfigValue>

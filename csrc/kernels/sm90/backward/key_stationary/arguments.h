@@ -257,6 +257,10 @@ struct KeyStationaryArguments {
   };
   const int32_t* keys_before_padding;  // of each batch entry, before those that a key bias hides at its end; or null
   ExistingTiles existing_tiles;
+  // Where kernels sum dS (KeyStationaryConfig::sums_dscores):
+  attention::KeyBiasMaxima key_bias_maxima;
+  float* dscore_sums;    // of each pair, key tile and key
+  bool has_exact_delta;  // params.delta holds it (backward/exact_delta)
 
   // A batch entry, without the keys that a key bias hides at its end. count_keys_before_padding has zeroed the
   // gradients of these.

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/schedule/mask_iterations.h"
+#include "kernels/sm90/backward/key_stationary/dbias_of_keys.cuh"
 #include "kernels/sm90/backward/key_stationary/dscore_keys.cuh"
 #include "kernels/sm90/backward/key_stationary/traits.h"
 #include "ptx/math.h"
@@ -78,7 +79,7 @@ struct KeyScores {
   struct NotHeld {};
 
   const KeyStationaryArguments& args;
-  const KeyStationaryShared<Traits>& shared;
+  KeyStationaryShared<Traits>& shared;
   // The factor of dP - delta in dS, in float16: P, times the derivative of a softcap.
   std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;
   std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;  // of the iteration
@@ -211,16 +212,19 @@ struct KeyScores {
   __device__ __forceinline__ void differentiate(Packed& dscores, const Scores& scores, Scores& gradients,
                                                 const Packed& p, int stage) const {
     if constexpr (Traits::kDrops) kept.keep(gradients);
+    [[maybe_unused]] float sums[Scores::kThreadRows] = {};
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         const float2 probability = weight(scores, p, r, j);
         const float2 difference = less_delta(gradients, stage, r, j);
-        dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(probability.x * difference.x, probability.y * difference.y, Element{});
+        const float2 dscore = {probability.x * difference.x, probability.y * difference.y};
+        if constexpr (Traits::kSumsDscores) sums[r] += dscore.x + dscore.y;
+        dscores.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(dscore.x, dscore.y, Element{});
       }
     }
+    if constexpr (Traits::kSumsDscores) DbiasOfKeys<Traits>{shared}.add(sums);
   }
 
  private:

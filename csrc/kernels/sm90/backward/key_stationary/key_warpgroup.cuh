@@ -59,11 +59,13 @@ struct KeyWarpgroup {
       const Work& work = shared.work[work_state.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       is_empty = true;
+      if constexpr (Traits::kSumsDscores) DbiasOfKeys<Traits>{shared}.clear();
       if constexpr (Traits::kChunked) ChunkSums<Traits>{args, work, warpgroup}.load(dk, dv);
       shared.k_pipeline.consumer_wait(k_state);
       if constexpr (!kAwaitsValuesLate) shared.v_pipeline.consumer_wait(k_state);
       const int iterations = uniform(work.iterations);
       if (iterations > 0) differentiate(work, iterations);
+      if constexpr (Traits::kSumsDscores) store_sums(work);
       consumer_release(shared.k_pipeline.empty[k_state.stage]);
       if (kAwaitsValuesLate && is_empty) shared.v_pipeline.consumer_wait(k_state);
       if constexpr (Traits::kChunked) {
@@ -182,13 +184,22 @@ struct KeyWarpgroup {
   // Keys that the sequence does not have take the bias of its last key. hide() has made their scores -inf.
   __device__ __forceinline__ void add_key_bias(const KeyTileWork& work, const KeyBiasIteration& iteration) {
     if (uniform(iteration.ignores_scores) != 0) to_gradients.ignore(scores);
-    const auto* const of_head = static_cast<const Element*>(iteration.of_head);
+    const auto* const of_head = static_cast<const typename Traits::KeyBiasElement*>(iteration.of_head);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       const int key = work.contributor.tile * Traits::kKeys + warp_row() + Scores::row(r);
       const auto of_key = static_cast<float>(of_head[min(key, work.contributor.num_keys - 1)]);
       to_gradients.add_key_bias(r, of_key - iteration.reference, iteration.shift);
     }
+  }
+
+  // In cyclic order a phase may have work tiles behind the last key tile.
+  __device__ __forceinline__ void store_sums(const KeyTileWork& work) const {
+    if (work.contributor.tile >= static_cast<int>(args.order.tiles)) return;
+    const int64_t pair = (int64_t{work.batch} * args.params.num_heads_k + work.key_head) * args.order.kv_group_shares +
+                         work.kv_group_share;
+    DbiasOfKeys<Traits>{shared}.store(args.dscore_sums +
+                                      (pair * args.order.tiles + work.contributor.tile) * Traits::kKeys + warp_row());
   }
 
   __device__ __forceinline__ void read_unmasked(const KeyTileWork& work, const MaskedIteration& iteration) {

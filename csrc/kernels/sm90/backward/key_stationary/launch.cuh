@@ -9,6 +9,7 @@
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/masks/key_bias.h"
 #include "kernels/common/repair/repair.h"
+#include "kernels/common/sums/sums.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "kernels/sm90/backward/key_stationary/dq_sums.cuh"
@@ -136,6 +137,10 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
                     .arrivals = parts.arrivals.in<int>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .accumulators_of_head = static_cast<int>(plan.query_tiles_of_head << plan.order.log2_accumulators)};
+  args.key_bias_maxima =
+      attention::KeyBiasMaxima::in(parts.bias_maxima.in<float>(workspace), attention::Float32KeyBias::of(p));
+  args.has_exact_delta = plan.delta == plan::DeltaSource::kExactKernel;
+  args.dscore_sums = parts.dscore_sums.in<float>(workspace);
   auto* const keys_before_padding = parts.keys_before_padding.in<int32_t>(workspace);
   args.keys_before_padding = keys_before_padding;
   if (num_blocks(p) > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -167,7 +172,13 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
         {.blocks = num_blocks(p), .threads = DqSlice::kThreads, .slices = plan.dq_head_dim / DqSlice::kColumns}, stream,
         args, grid);
   }
-  return error == cudaSuccess ? repair_key_stationary<Element>(args, stream) : error;
+  if (error == cudaSuccess) error = repair_key_stationary<Element>(args, stream);
+  if (error != cudaSuccess || args.dscore_sums == nullptr) return error;
+  return common::launch_dbias_from_keys(p,
+                                        {.data = args.dscore_sums,
+                                         .rows = p.num_heads_k * args.order.kv_group_shares,
+                                         .keys_of_row = int64_t{args.order.tiles} * LoopOrder::kKeys},
+                                        stream);
 }
 
 }  // namespace flash_attn_ext::sm90

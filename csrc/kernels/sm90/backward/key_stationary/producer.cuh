@@ -246,6 +246,14 @@ struct KeyStationaryProducer {
 
   __device__ __forceinline__ void describe_key_bias(const KeyTileWork& work, KeyBiasIteration& to) const {
     const attention::BroadcastView& bias = args.params.score_mod.bias;
+    to.of_head =
+        static_cast<const typename Traits::KeyBiasElement*>(bias.data) + bias.offset({work.batch, to.head, 0, 0});
+    if constexpr (Traits::kSumsDscores) {
+      to.reference = args.key_bias_maxima.of(args.params, work.sequence(), to.head, to.query_tile * Traits::kQueries);
+      to.ignores_scores = false;
+      to.shift = args.shift;
+      return;
+    }
     const KeyBiasReference reference = KeyBiasReference::of<typename Traits::Element>(
         args.params, work.batch, to.head, work.query_begin, work.contributor.num_keys);
     to.reference = reference.value;
@@ -256,7 +264,6 @@ struct KeyStationaryProducer {
     if (reference.is_dominant && Traits::kConfig.adds_statistics && residuals.present()) {
       to.shift -= kLog2e * *residuals.at<const float>(work.batch, to.head, work.query_begin);
     }
-    to.of_head = static_cast<const typename Traits::Element*>(bias.data) + bias.offset({work.batch, to.head, 0, 0});
   }
 
   // The copies of an iteration's Q and statistics need not wait for its description. The barrier's phase lasts until

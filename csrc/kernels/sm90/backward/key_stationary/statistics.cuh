@@ -59,6 +59,10 @@ struct Statistics {
     }
     if (exists) {
       if (p.dlse.present()) delta -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
+      if (args.has_exact_delta) {
+        const float exact = *p.delta.at<float>(sequence.batch, head, first_row + row);
+        if (isfinite(exact)) delta = exact;
+      }
       *p.delta.at<float>(sequence.batch, head, first_row + row) = delta;
     }
     if (lane < kRows) store(index, row, relative_to_key_bias(lse, first_row + row, exists) + alibi(row), delta, exists);
@@ -79,12 +83,25 @@ struct Statistics {
   __device__ __forceinline__ float relative_to_key_bias(float lse, int64_t query, bool exists) const {
     const attention::BackwardParams& p = args.params;
     if (!p.score_mod.bias.is_of_keys()) return lse;
+    if (args.key_bias_maxima.present()) return relative_to_maximum(lse, query, exists);
     const KeyBiasReference reference =
         KeyBiasReference::of<Element>(p, sequence.batch, at.head, sequence.query_begin, sequence.num_keys);
     const float rest = residual(at.head, query, exists);
     // Where q.k is infinite for some keys, queries may differ. Their gradients are computed again.
     if (reference.is_dominant && exists && rest != residual(at.head, sequence.query_begin, true)) return NAN;
     return reference.subtract_from(lse) + rest;
+  }
+
+  // The same with KeyBiasMaxima. NaN where gradients are computed again: also where scores had lost digits in the
+  // forward pass, which subtracts nothing from a 16-bit bias.
+  __device__ __forceinline__ float relative_to_maximum(float lse, int64_t query, bool exists) const {
+    if (lse == -INFINITY) return lse;
+    const auto in_sequence = static_cast<int>(query - sequence.query_begin);
+    const float difference = lse - args.key_bias_maxima.of(args.params, sequence, at.head, in_sequence);
+    const bool is_float32 = args.params.dbias.element == attention::ElementType::kFloat32;
+    const bool is_exact = fabsf(difference) <= attention::KeyBiasMaxima::kMostDistance &&
+                          (is_float32 || fabsf(lse) <= attention::kMostScore);
+    return is_exact ? difference + residual(at.head, query, exists) : NAN;
   }
 
   // The statistics of a query that sees no key, or does not exist, make its P vanish without a branch.
@@ -153,6 +170,8 @@ template <class Element, int kLanes>
 __global__ void __launch_bounds__(kStatisticsThreads)
     statistics_kernel(const __grid_constant__ KeyStationaryArguments args, const __grid_constant__ QueryTileGrid grid) {
   ptx::allow_dependent_launch();
+  // For list_key_tiles(), which has waited for the kernels of the maxima and of delta.
+  if (args.key_bias_maxima.present()) ptx::wait_for_kernel_before();
   if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[blockIdx.x] = 0;
   compute_statistics<Element, kLanes>(args, grid.at(blockIdx.x));
   ptx::wait_for_kernel_before();

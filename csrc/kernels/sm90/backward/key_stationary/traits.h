@@ -58,6 +58,9 @@ struct KeyStationaryTraits {
   static constexpr KeyStationaryTile kTile = kConfig.tile;
   static constexpr bool kMasked = kConfig.score == ScoreMode::kMask || kConfig.score == ScoreMode::kMaskDropout;
   static constexpr bool kKeyBias = kConfig.score == ScoreMode::kKeyBias || kConfig.score == ScoreMode::kKeyBiasDropout;
+  static constexpr bool kSumsDscores = kConfig.sums_dscores;
+  static_assert(!kSumsDscores || (kKeyBias && kConfig.adds_statistics));
+  using KeyBiasElement = std::conditional_t<kSumsDscores, float, Element>;
   static constexpr bool kDrops = always_drops(kConfig.score);
   static_assert(!kDrops || !kConfig.adds_statistics);
   static constexpr bool kBiased = reads_bias_boxes(kConfig.score);  // without a mask
@@ -164,6 +167,8 @@ struct KeyStationaryShared {
   [[no_unique_address]] std::conditional_t<Traits::kMasked, IntervalBounds[kStages], None> bounds;
   using Draws = uint32_t[kStages][kComputingWarps][tile::kWarpSize];
   [[no_unique_address]] std::conditional_t<Traits::kHasDraws, Draws, None> draws;
+  using Sums = float[kComputingWarps][Traits::Scores::kThreadRows][tile::kWarpSize];
+  [[no_unique_address]] std::conditional_t<Traits::kSumsDscores, Sums, None> dbias_of_keys;
 
   __device__ __forceinline__ typename Traits::Iteration& iteration(const QueryState& state) {
     return iterations[state.parity * kStages + state.stage];

@@ -8,5 +8,8 @@ template cudaError_t forward<__nv_bfloat16, ScoreMode::kScaleOnly, RowKind::kRow
 template cudaError_t forward<__nv_bfloat16, ScoreMode::kMask, RowKind::kRowMax>(const ForwardCall&,
                                                                                 const plan::ForwardPlan&, void*,
                                                                                 cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kKeyBias, RowKind::kRowMax>(const ForwardCall&,
+                                                                                   const plan::ForwardPlan&, void*,
+                                                                                   cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -1,108 +1,42 @@
-// The gradient of ALiBi slopes on Hopper. It runs after the kernels of dQ, dK and dV, none of which computes it. With w
-// = -|key - query - diagonal|, which is d score / d slope, a slope's gradient is
+// The exact delta on Hopper, sum of P dP - dlse, and from it the gradient of ALiBi slopes. It reads no rounded O, whose
+// error would not cancel in sums of dS over queries.
 //
-//   sum of dS w = sum over queries of [ sum of P dP w - delta * sum of P w ],  delta = sum of P dP - dlse
+// Beside a float32 key bias it runs before the kernels of dQ, dK, dV and dBias, and writes delta. A delta that is not
+// finite may be 0 times a value that no query attends; the delta of O takes its place (statistics.cuh).
 //
-// All three sums of a query come from one pass over its keys. So delta reads no rounded O, whose error would not cancel
-// in the sum over queries.
+// Beside slopes it runs after the other kernels, none of which computes their gradient, and does not write delta. With
+// w = -|key - query - diagonal|, which is d score / d slope, a slope's gradient is
+//
+//   sum of dS w = sum over queries of [ sum of P dP w - delta * sum of P w ]
+//
+// All three sums of a query come from one pass over its keys. A work tile writes its share of the gradient once, and
+// common::launch_dalibi adds those of a head.
 //
 // Grid: persistent CTAs, at most one per SM. A work tile has 128 queries of a head. In each key tile:
 //
-//   S = Q K^T  |  dP = dO V^T, beside it P = exp2(c S + slope w - lse)  |  the sums of P dP, P w and P dP w
+//   S = Q K^T  |  dP = dO V^T, beside it P = exp2(c S + slope w or bias - lse)  |  the sums of P dP, P w and P dP w
 //
 //  Warpgroup 0         Producer: one thread fetches work tiles and issues all TMA copies.
 //  Warpgroups 1 and 2  64 queries each.
 //
-// Every sum has one order. A work tile writes its share of the slope's gradient once, and common::launch_dalibi adds
-// those of a head. Bound: the two GEMMs, and at head dim 64 the arithmetic beside them.
+// Every sum has one order. Bound: the two GEMMs, and at head dim 64 the arithmetic beside them.
 //
-// Shared memory: Q and dO of a work tile, and one pipeline in which tiles of K and V alternate (SlopeGradientShared).
+// Shared memory: Q and dO of a work tile, and one pipeline in which tiles of K and V alternate (ExactDeltaShared).
 #pragma once
 
-#include "attention/params.h"
-#include "kernels/config/slope_gradient.h"
-#include "kernels/schedule/block.cuh"
-#include "kernels/score/score_tile.cuh"
-#include "kernels/sm90/kernel.cuh"
-#include "kernels/sm90/tensor_map.h"
+#include "kernels/sm90/backward/exact_delta/traits.h"
 #include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/math.h"
 #include "ptx/pin.h"
-#include "tile/sm90/gemm.h"
-#include "tile/sm90/pipeline.h"
 
 namespace flash_attn_ext::sm90 {
 
-struct SlopeGradientArguments {
-  TmaDescriptor q;
-  TmaDescriptor k;
-  TmaDescriptor v;
-  TmaDescriptor dout;
-  attention::BackwardParams params;
-  Schedule schedule;
-  uint32_t* work_counter;  // 0 when the kernel starts
-  float* partials;         // of each batch entry, query head and work tile
-  float scale_log2e;
-};
-
-template <class ElementType, SlopeGradientConfig kConfigValue>
-struct SlopeGradientTraits {
-  using Element = ElementType;
-  static constexpr SlopeGradientConfig kConfig = kConfigValue;
-  static constexpr int kQueries = kSlopeGradientQueries;
-  static constexpr int kKeys = kConfig.block_n;
-  static constexpr int kWarpgroups = kQueries / tile::kWarpgroupRows;  // consumers; there is one more for the producer
-  static constexpr int kComputingThreads = kWarpgroups * tile::kWarpgroupSize;
-  static constexpr int kThreads = kComputingThreads + tile::kWarpgroupSize;
-  static_assert(has_registers(kWarpgroups, kConfig.consumer_registers, kConfig.producer_registers));
-
-  using QueryTile = tile::SmemTile<Element, kQueries, kConfig.head_dim>;  // Q and dO
-  using KeyTile = tile::SmemTile<Element, kKeys, kConfig.head_dim>;       // K and V
-  using Scores = tile::WarpgroupAccumulator<kKeys>;                       // rows are queries
-  using Where = ScoreTile<Rows::kQueries, Scores>;
-};
-
-struct SlopeGradientWork {
-  static constexpr int kEnd = -1;  // in place of the batch entry: there are no more work tiles
-
-  int batch;
-  int first_query;
-  int index;  // of the partial sum
-  int begin;  // key tiles of the work tile
-  int end;
-  TileRange own[kSlopeGradientQueries / tile::kWarpgroupRows];  // those of a warpgroup's queries
-  HeadCoord coord;
-};
-
-template <class Traits>
-struct SlopeGradientShared {
-  static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
-  static constexpr int kWorkStages = 2;
-  static constexpr int kStages = Traits::kConfig.stages;
-
-  typename Traits::QueryTile q;
-  typename Traits::QueryTile dout;
-  typename Traits::KeyTile keys[kStages];  // K of a tile, then V of it
-  SlopeGradientWork work[kWorkStages];
-  float sums[kWorkStages][kComputingWarps];  // of a work tile, of each warp's queries
-  tile::PipelineBarriers<1> query_pipeline;  // Q and dO
-  tile::PipelineBarriers<kStages> key_pipeline;
-  tile::PipelineBarriers<kWorkStages> work_pipeline;
-
-  __device__ __forceinline__ void init() {
-    query_pipeline.init(kComputingWarps);
-    key_pipeline.init(kComputingWarps);
-    work_pipeline.init(kComputingWarps);
-    ptx::fence_barrier_init();
-  }
-};
-
 // The producer thread.
 template <class Traits>
-struct SlopeGradientProducer {
-  using Shared = SlopeGradientShared<Traits>;
+struct ExactDeltaProducer {
+  using Shared = ExactDeltaShared<Traits>;
 
-  const SlopeGradientArguments& args;
+  const ExactDeltaArguments& args;
   Shared& shared;
   typename decltype(Shared::query_pipeline)::State query_state{};
   typename decltype(Shared::key_pipeline)::State key_state{};
@@ -112,10 +46,10 @@ struct SlopeGradientProducer {
 #pragma unroll 1
     for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = fetch_work_tile(args.work_counter)) {
       shared.work_pipeline.producer_acquire(work_state);
-      SlopeGradientWork& work = shared.work[work_state.stage];
+      ExactDeltaWork& work = shared.work[work_state.stage];
       describe(work, args.schedule.place(index));
       if (work.begin >= work.end) {  // no query of the work tile exists and sees a key
-        args.partials[work.index] = 0.0f;
+        if constexpr (!Traits::kKeyBias) args.partials[work.index] = 0.0f;
         continue;
       }
       ptx::arrive(shared.work_pipeline.full[work_state.stage]);
@@ -126,7 +60,7 @@ struct SlopeGradientProducer {
   }
 
  private:
-  __device__ __forceinline__ void describe(SlopeGradientWork& work, const Place& at) const {
+  __device__ __forceinline__ void describe(ExactDeltaWork& work, const Place& at) const {
     const attention::BackwardParams& p = args.params;
     const attention::Sequence sequence = p.sequences.at(at.batch);
     const uint32_t head = at.key_head * args.schedule.group + at.head_of_group;
@@ -154,7 +88,7 @@ struct SlopeGradientProducer {
     }
   }
 
-  __device__ __forceinline__ void send(const SlopeGradientWork& work) {
+  __device__ __forceinline__ void send(const ExactDeltaWork& work) {
 #pragma unroll 1
     for (int tile = work.begin; tile < work.end; ++tile) {
       const int key = static_cast<int>(work.coord.sequence.key_begin) + tile * Traits::kKeys;
@@ -165,7 +99,7 @@ struct SlopeGradientProducer {
     }
   }
 
-  __device__ __forceinline__ void load_keys(const SlopeGradientWork& work, const TmaDescriptor& operand, int key) {
+  __device__ __forceinline__ void load_keys(const ExactDeltaWork& work, const TmaDescriptor& operand, int key) {
     shared.key_pipeline.producer_acquire(key_state);
     ptx::Barrier& full = shared.key_pipeline.full[key_state.stage];
     ptx::arrive_expecting(full, Traits::KeyTile::kBytes);
@@ -175,7 +109,7 @@ struct SlopeGradientProducer {
     key_state.advance();
   }
 
-  __device__ __forceinline__ void load_queries(const SlopeGradientWork& work) {
+  __device__ __forceinline__ void load_queries(const ExactDeltaWork& work) {
     shared.query_pipeline.producer_acquire(query_state);
     ptx::Barrier& full = shared.query_pipeline.full[query_state.stage];
     ptx::arrive_expecting(full, 2 * Traits::QueryTile::kBytes);
@@ -191,8 +125,8 @@ struct SlopeGradientProducer {
 };
 
 template <class Traits>
-struct SlopeGradientWarpgroup {
-  using Shared = SlopeGradientShared<Traits>;
+struct ExactDeltaWarpgroup {
+  using Shared = ExactDeltaShared<Traits>;
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
   using KeyState = typename decltype(Shared::key_pipeline)::State;
@@ -206,15 +140,18 @@ struct SlopeGradientWarpgroup {
     float weighted_products = 0.0f;  // P dP w
   };
 
-  const SlopeGradientArguments& args;
+  const ExactDeltaArguments& args;
   Shared& shared;
   const int warpgroup;
 
   Scores scores;
   Scores gradients;  // dP
   RowSums sums[kThreadRows];
-  float lse[kThreadRows];  // times log2(e); infinite for a query that does not exist, or sees no key
+  // Infinite for a query that does not exist, or sees no key. With slopes: times log2(e).
+  float lse[kThreadRows];
+  float lse_residual[kThreadRows];  // with a key bias: what rounding left out of the LSE, times -log2(e)
   float slope_log2e;
+  const float* bias;  // of the head's first key
   typename decltype(Shared::query_pipeline)::State query_state{};
   KeyState key_state{};
   typename decltype(Shared::work_pipeline)::State work_state{};
@@ -223,8 +160,8 @@ struct SlopeGradientWarpgroup {
 #pragma unroll 1
     for (;;) {
       shared.work_pipeline.consumer_wait(work_state);
-      const SlopeGradientWork& work = shared.work[work_state.stage];
-      if (uniform(work.batch) == SlopeGradientWork::kEnd) break;
+      const ExactDeltaWork& work = shared.work[work_state.stage];
+      if (uniform(work.batch) == ExactDeltaWork::kEnd) break;
       begin(work);
       add_tiles(work);
       finish(work);
@@ -235,13 +172,13 @@ struct SlopeGradientWarpgroup {
 
  private:
   // The warp's first query.
-  __device__ __forceinline__ int first_row(const SlopeGradientWork& work) const {
+  __device__ __forceinline__ int first_row(const ExactDeltaWork& work) const {
     return work.first_query + warpgroup * tile::kWarpgroupRows + tile::warp() % 4 * 16;
   }
 
   // Calls function(r, query) for each of the thread's rows that exists, with its place in the batch entry.
   template <class Function>
-  __device__ __forceinline__ void for_each_query(const SlopeGradientWork& work, Function&& function) const {
+  __device__ __forceinline__ void for_each_query(const ExactDeltaWork& work, Function&& function) const {
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
       const int row = first_row(work) + Scores::row(r);
@@ -249,24 +186,41 @@ struct SlopeGradientWarpgroup {
     }
   }
 
-  __device__ __forceinline__ void begin(const SlopeGradientWork& work) {
+  __device__ __forceinline__ void begin(const ExactDeltaWork& work) {
     const attention::BackwardParams& p = args.params;
-    slope_log2e = p.score_mod.alibi.at<float>(work.batch, work.coord.head) * kLog2e;
+    [[maybe_unused]] float maximum;
+    if constexpr (Traits::kKeyBias) {
+      static_assert(Traits::kQueries == attention::KeyBiasMaxima::kQueries);
+      maximum = args.key_bias_maxima.of(p, work.coord.sequence, work.coord.head, work.first_query);
+      const attention::BroadcastView& view = p.score_mod.bias;
+      bias = static_cast<const float*>(view.data) + view.offset({work.batch, work.coord.head, 0, 0});
+    } else {
+      slope_log2e = p.score_mod.alibi.at<float>(work.batch, work.coord.head) * kLog2e;
+    }
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
       sums[r] = {};
       lse[r] = INFINITY;
+      lse_residual[r] = 0.0f;
     }
     for_each_query(work, [&](int r, int64_t query) {
       const float own = *p.lse.at<const float>(work.batch, work.coord.head, query);
       const float residual =
           p.lse_residual.present() ? *p.lse_residual.at<const float>(work.batch, work.coord.head, query) : 0.0f;
-      if (own != -INFINITY) lse[r] = fmaf(own, kLog2e, residual * kLog2e);
+      if (own == -INFINITY) return;
+      if constexpr (Traits::kKeyBias) {
+        // Of a query that is computed again, the delta of O is as exact as its scores.
+        const bool is_exact = fabsf(own - maximum) <= attention::KeyBiasMaxima::kMostDistance;
+        lse[r] = is_exact ? own : NAN;
+        lse_residual[r] = -kLog2e * residual;
+      } else {
+        lse[r] = fmaf(own, kLog2e, residual * kLog2e);
+      }
     });
     __syncwarp();
   }
 
-  __device__ __forceinline__ void add_tiles(const SlopeGradientWork& work) {
+  __device__ __forceinline__ void add_tiles(const ExactDeltaWork& work) {
     const int own_begin = uniform(work.own[warpgroup].begin);
     const int own_end = uniform(work.own[warpgroup].end);
     const int end = uniform(work.end);
@@ -283,7 +237,7 @@ struct SlopeGradientWarpgroup {
     query_state.advance();
   }
 
-  __device__ __forceinline__ void add_tile(const SlopeGradientWork& work, int tile) {
+  __device__ __forceinline__ void add_tile(const ExactDeltaWork& work, int tile) {
     issue_gemm(scores, shared.q);
     KeyState of_keys = key_state;
     key_state.advance();
@@ -294,6 +248,53 @@ struct SlopeGradientWarpgroup {
     const Where where = {args.params, work.coord, first_row(work), tile * Traits::kKeys};
     if (!work.own[warpgroup].full(tile)) where.hide_invisible(scores);
     __syncwarp();
+    if constexpr (Traits::kKeyBias) {
+      add_products(tile * Traits::kKeys, static_cast<int>(work.coord.sequence.num_keys));
+    } else {
+      add_sums(work, tile);
+    }
+  }
+
+  // P beside a key bias, and the sum of P dP. Keys that the sequence does not have are hidden, and take the bias of its
+  // last key.
+  __device__ __forceinline__ void add_products(int first_key, int num_keys) {
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float of_key = __ldg(bias + min(first_key + Scores::column(j, e), num_keys - 1));
+#pragma unroll
+        for (int r = 0; r < kThreadRows; ++r) {
+          // The difference of two large numbers comes before the factor log2(e), which would round both.
+          float& score = scores.at(r, j, e);
+          score = ptx::exp2(fmaf(of_key - lse[r], kLog2e, fmaf(score, args.scale_log2e, lse_residual[r])));
+        }
+      }
+    }
+    await_products();
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float weight = scores.at(r, j, e);
+          sums[r].products += weight == 0.0f ? 0.0f : weight * gradients.at(r, j, e);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Waits for dP.
+  __device__ __forceinline__ void await_products() {
+    ptx::wait_wgmma<0>();
+    ptx::pin_registers(gradients.c[0]);
+    consumer_release(shared.key_pipeline.empty[key_state.stage]);
+    key_state.advance();
+  }
+
+  __device__ __forceinline__ void add_sums(const ExactDeltaWork& work, int tile) {
     float distances[kThreadRows];
     const auto diagonal = static_cast<int>(args.params.visibility.diagonal(work.coord.sequence));
 #pragma unroll
@@ -319,10 +320,7 @@ struct SlopeGradientWarpgroup {
       float& score = scores.at(r, j, e);
       score = ptx::exp2(fmaf(score, args.scale_log2e, fmaf(w, slope_log2e, -lse[r])));
     });
-    ptx::wait_wgmma<0>();
-    ptx::pin_registers(gradients.c[0]);
-    consumer_release(shared.key_pipeline.empty[key_state.stage]);
-    key_state.advance();
+    await_products();
     for_each_derivative<kIsBefore>(distances, [&](int r, int j, int e, float w) {
       const float weight = scores.at(r, j, e);
       // Where the weight is 0, the key may be hidden, or has vanished: dP may be anything, and adds nothing.
@@ -369,8 +367,28 @@ struct SlopeGradientWarpgroup {
     }
   }
 
-  // Adds up what the work tile's queries contribute, in a fixed order, and stores it.
-  __device__ __forceinline__ void finish(const SlopeGradientWork& work) {
+  __device__ __forceinline__ void finish(const ExactDeltaWork& work) {
+    if constexpr (Traits::kKeyBias) {
+      store_delta(work);
+    } else {
+      store_partial(work);
+    }
+  }
+
+  __device__ __forceinline__ void store_delta(const ExactDeltaWork& work) {
+    const attention::BackwardParams& p = args.params;
+    float deltas[kThreadRows];
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) deltas[r] = tile::quad_sum(sums[r].products);
+    for_each_query(work, [&](int r, int64_t query) {
+      const float dlse = p.dlse.present() ? *p.dlse.at<const float>(work.batch, work.coord.head, query) : 0.0f;
+      if (tile::lane() % 4 == 0) *p.delta.at<float>(work.batch, work.coord.head, query) = deltas[r] - dlse;
+    });
+    __syncwarp();
+  }
+
+  // Adds up what the work tile's queries contribute to the slope's gradient, in a fixed order, and stores it.
+  __device__ __forceinline__ void store_partial(const ExactDeltaWork& work) {
     const attention::BackwardParams& p = args.params;
     float of_rows[kThreadRows] = {};
     RowSums complete[kThreadRows];
@@ -408,10 +426,10 @@ struct SlopeGradientWarpgroup {
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
-    slope_gradient_kernel(const __grid_constant__ SlopeGradientArguments args) {
+    exact_delta_kernel(const __grid_constant__ ExactDeltaArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  auto& shared = *reinterpret_cast<SlopeGradientShared<Traits>*>(shared_memory);
-  run_roles<SlopeGradientProducer<Traits>, SlopeGradientWarpgroup<Traits>,
+  auto& shared = *reinterpret_cast<ExactDeltaShared<Traits>*>(shared_memory);
+  run_roles<ExactDeltaProducer<Traits>, ExactDeltaWarpgroup<Traits>,
             RoleRegisters{Traits::kConfig.producer_registers, Traits::kConfig.consumer_registers}>(args, shared);
 }
 
