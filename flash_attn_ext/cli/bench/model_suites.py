@@ -13,6 +13,7 @@ from flash_attn_ext.cli.bench.feature_suites import SOFTCAP, gpt_oss
 from flash_attn_ext.cli.bench.workload import (
     BATCH_MASK,
     EXPANDED_PADDING,
+    FORGET_BIAS,
     FULL_BIAS,
     HEAD_BIAS,
     LOW_PADDING_BIAS,
@@ -109,6 +110,8 @@ def _decoders() -> Iterator[Workload]:
     yield _row("MPT", (4, 32, 2048, 128), ("flex", "efficient", "cudnn"), has_alibi=True, **CAUSAL)
     trained: dict[str, Any] = dict(has_alibi=True, extras_need_grad=True, passes=("backward",))
     yield _row("MPT, slopes", (4, 32, 2048, 128), ("flex",), **trained, **CAUSAL)
+    gates: dict[str, Any] = dict(bias=FORGET_BIAS, extras_need_grad=True)
+    yield _row("Forgetting Transformer", (1, 16, 8192, 128), ("flex",), **gates, **CAUSAL)
     common: dict[str, Any] = dict(against="best", **LLAMA, **CAUSAL)
     for seqlen in (8192, 32768, 131072):
         yield Workload("workloads", "Llama 8B", seqlen=seqlen, peers=OF_LONG, **common)

@@ -20,6 +20,7 @@ T5_TABLE, SWIN_TABLE = "table of T5", "table of Swin"
 SQUARE_BIAS, HEAD_BIAS, FULL_BIAS = "bias [S,S]", "bias [1,H,S,S]", "bias [B,H,S,S]"
 PADDING_BIAS = "bias [B,1,1,S]"
 LOW_PADDING_BIAS = "bias [B,1,1,S] of finfo.min"  # for padding; PADDING_BIAS has -inf
+FORGET_BIAS = "bias [B,H,1,S] of forget gates"  # float32
 # The value of `own` for our function by its name. Our call is then PyTorch's function, with its operators replaced
 # through torch.nn.attention.
 DIRECT = "direct"
@@ -184,6 +185,11 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
         inputs.bias = q.new_zeros(()).where(_tokens(workload, device), float("-inf"))
     elif workload.bias == LOW_PADDING_BIAS:
         inputs.bias = q.new_zeros(()).where(_tokens(workload, device), torch.finfo(workload.dtype).min)
+    elif workload.bias == FORGET_BIAS:  # gates of 0.98 at the median (Lin et al. 2025, "Forgetting Transformer")
+        log_gates = torch.nn.functional.logsigmoid(
+            normal(workload.batch, workload.num_heads, 1, workload.num_keys) + 4.0
+        )
+        inputs.bias = -log_gates.float().cumsum(-1)
     if workload.structure is not None:
         inputs.intervals = STRUCTURES[workload.structure].intervals(workload.seqlen, q.device).tensor
     if workload.blocks is not None:
