@@ -30,11 +30,11 @@ constexpr int kWarpgroupRows = 64;
 // Up to this number of visible keys the portable kernels are faster, where scores are only scaled and no single-tile
 // kernel runs: tiles of this backend would be so empty that several small CTAs per SM do more.
 constexpr int64_t kPortableKeys = 96;
+// Up to this number of keys, which are one tile, a key bias is not searched for intervals: that would take longer.
+constexpr int64_t kMostUnscannedKeys = 128;
 // Calls with at most kPortableTokens queries and keys take the portable kernels up to head dim 64. Up to
 // kLargestShortHeadDim they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim
-// 64"), unless a single-tile kernel takes them, up to kLargestShortSingleTileHeadDim. Up to this number of keys, which
-// are one tile, a key bias is not searched for intervals: that would take longer.
-constexpr int64_t kMostUnscannedKeys = 128;
+// 64"), unless a single-tile kernel takes them, up to kLargestShortSingleTileHeadDim.
 constexpr int64_t kLargestShortHeadDim = 256;
 constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
