@@ -77,8 +77,9 @@ struct Float32KeyBias {
 };
 
 // For each kKeys keys of a row of a float32 key bias, the largest bias up to the last of them; 0 in place of a number
-// that is not finite, or is dominant. The sum of q.k and a large number would be inexact. So the maximum up to the last
-// key that any of kQueries queries sees is subtracted from the biases and the LSEs of these queries.
+// that is not finite, or is dominant. The sum of q.k and a large number would be inexact. So the maximum up to the
+// end of the kKeys keys that have the last key which any of kQueries queries sees is subtracted from the biases and the
+// LSEs of these queries.
 //
 // A query whose LSE is farther than kMostDistance from that maximum sees nothing but lower biases, for which the
 // difference is inexact itself. It is computed again without tensor cores, and nothing is subtracted.
@@ -109,7 +110,7 @@ struct KeyBiasMaxima {
   }
 };
 
-// Whether kernels that read a key bias in float32 can read it where it is.
+// Whether kernels that read a key bias in float32 read it where it is.
 FLASH_HOST_DEVICE bool is_float32_key_bias(const BroadcastView& bias) {
   return bias.is_of_keys() && bias.element == ElementType::kFloat32 && bias.key_stride == 1;
 }

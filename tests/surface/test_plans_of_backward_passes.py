@@ -186,6 +186,10 @@ BACKWARD_SM90 = [
         hopper({"causal": "top_left"}, bias=(8, 16, 1, LONG), bias_dtype=F32, d=128, wanted=WITH_BIAS),
         dict(kernel=KEY_STATIONARY, delta=EXACT, dbias=FROM_KEYS, slope_gradient=False, workspace={FLOAT32_BIAS: 0}),
     ),
+    (
+        hopper({"causal": "top_left"}, bias=(8, 16, 1, LONG), bias_dtype=F32),
+        dict(kernel=KEY_STATIONARY, score_mode="key bias", delta=SHARED, dbias=None),
+    ),
     # Each query head of a KV group has a work tile of its own.
     (
         hopper({"causal": "top_left"}, key_heads=4, bias=(8, 16, 1, LONG), wanted=WITH_BIAS),

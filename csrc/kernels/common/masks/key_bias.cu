@@ -220,14 +220,9 @@ cudaError_t write_key_bias_maxima(const attention::AttentionParams& p, float* to
 
 cudaError_t copy_key_bias(const attention::AttentionParams& p, float* to, cudaStream_t stream) {
   const EarlyLaunch launch = {.blocks = attention::Float32KeyBias::of(p).rows(), .threads = kThreads};
-  switch (p.score_mod.bias.element) {
-    case attention::ElementType::kBFloat16:
-      return launch_early(copy_key_bias_kernel<__nv_bfloat16>, launch, stream, p, to);
-    case attention::ElementType::kFloat16:
-      return launch_early(copy_key_bias_kernel<__half>, launch, stream, p, to);
-    default:
-      return launch_early(copy_key_bias_kernel<float>, launch, stream, p, to);
-  }
+  return p.score_mod.bias.element == attention::ElementType::kBFloat16
+             ? launch_early(copy_key_bias_kernel<__nv_bfloat16>, launch, stream, p, to)
+             : launch_early(copy_key_bias_kernel<__half>, launch, stream, p, to);
 }
 
 cudaError_t write_mask_as_bias(const attention::AttentionParams& p, void* to, cudaStream_t stream) {

@@ -19,7 +19,7 @@ cudaError_t count_keys_before_padding(const attention::BackwardParams& params, i
 // Writes the attention::KeyBiasMaxima of a float32 bias.
 cudaError_t write_key_bias_maxima(const attention::AttentionParams& params, float* to, cudaStream_t stream);
 
-// Copies a bias (attention::Float32KeyBias).
+// Copies a 16-bit bias (attention::Float32KeyBias).
 cudaError_t copy_key_bias(const attention::AttentionParams& params, float* to, cudaStream_t stream);
 
 // Writes a mask of keys as such a bias, of 0 and -inf (attention::key_bias_of_mask).

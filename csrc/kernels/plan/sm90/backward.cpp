@@ -252,7 +252,7 @@ bool counts_keys_before_padding(const BackwardParams& p, const LoopOrder& order,
   return order.tiles > 1 && iterations >= kLeastIterationsOfCta * ctas;
 }
 
-// Makes room for the gradient of a key bias.
+// Makes room for what kernels that sum dS read and write.
 void plan_sums_of_dscores(BackwardPlan& plan, const BackwardParams& p) {
   BackwardPlan::Workspace& parts = plan.workspace;
   if (!attention::is_float32_key_bias(p.score_mod.bias)) {
@@ -261,6 +261,7 @@ void plan_sums_of_dscores(BackwardPlan& plan, const BackwardParams& p) {
   parts.bias_maxima = append(parts.bytes, attention::KeyBiasMaxima::bytes(attention::Float32KeyBias::of(p)));
   const int64_t keys = int64_t{plan.order.pairs} * plan.order.tiles * LoopOrder::kKeys;
   parts.dscore_sums = append(parts.bytes, keys * int64_t{sizeof(float)});
+  if (!p.dbias.present()) return;
   plan.dbias = BiasGradientSource::kKeySums;
   plan.writes_dbias_once = true;
   // What the rounded O leaves in a 16-bit gradient is no more than its own rounding.

@@ -75,7 +75,9 @@ bool may_sum_dscores(const attention::AttentionParams& p) {
 bool sums_dscores(const attention::BackwardParams& p) {
   // The gradient of a bias that is expanded over heads is one of heads, although its stride is 0.
   const bool has_sums = p.queries_per_key_head() == 1 || !p.dbias.per_head || !p.visibility.unlimited();
-  return dbias_is_column_sums(p) && may_sum_dscores(p) && has_sums;
+  // Other kernels would not subtract what the forward pass has subtracted from a float32 bias.
+  const bool is_wanted = p.dbias.present() ? dbias_is_column_sums(p) : attention::is_float32_key_bias(p.score_mod.bias);
+  return is_wanted && may_sum_dscores(p) && has_sums;
 }
 
 bool has_only_key_mask(const attention::AttentionParams& p) {

@@ -60,7 +60,8 @@ inline constexpr int64_t kPortableTokens = 64;
 // dQ, dK and dV. Where they may, the forward pass reads a float32 bias on Hopper, too.
 bool may_sum_dscores(const attention::AttentionParams& params);
 
-// Whether they compute that gradient.
+// Whether the kernels that can do that run: for that gradient, or because they read a float32 bias as the forward pass
+// does.
 bool sums_dscores(const attention::BackwardParams& params);
 
 // Whether scores are scaled by a positive number, and a mask hides the same keys from all queries of a head.

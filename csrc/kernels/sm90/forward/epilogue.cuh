@@ -159,7 +159,8 @@ struct ForwardEpilogue {
       // A row that sees no key has the sink itself as its LSE.
       const float maximum = l == 0.0f ? 0.0f : key_bias_maximum();
       if constexpr (Traits::kConfig.has_key_bias()) {
-        const bool is_far = softmax.m[r] < -attention::KeyBiasMaxima::kMostDistance && softmax.m[r] > -INFINITY;
+        const bool is_far =
+            softmax.m[r] < -attention::KeyBiasMaxima::kMostDistance && softmax.m[r] > -attention::kLeastDominant;
         ends.needs_recompute |= is_far && args.key_bias_maxima.present() && exists(r, rows);
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};

@@ -173,7 +173,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
         args, grid);
   }
   if (error == cudaSuccess) error = repair_key_stationary<Element>(args, stream);
-  if (error != cudaSuccess || args.dscore_sums == nullptr) return error;
+  if (error != cudaSuccess || args.dscore_sums == nullptr || !p.dbias.present()) return error;
   return common::launch_dbias_from_keys(p,
                                         {.data = args.dscore_sums,
                                          .rows = p.num_heads_k * args.order.kv_group_shares,

@@ -98,7 +98,8 @@ struct Statistics {
     if (lse == -INFINITY) return lse;
     const auto in_sequence = static_cast<int>(query - sequence.query_begin);
     const float difference = lse - args.key_bias_maxima.of(args.params, sequence, at.head, in_sequence);
-    const bool is_float32 = args.params.dbias.element == attention::ElementType::kFloat32;
+    const attention::BiasGradient& dbias = args.params.dbias;
+    const bool is_float32 = !dbias.present() || dbias.element == attention::ElementType::kFloat32;
     const bool is_exact = fabsf(difference) <= attention::KeyBiasMaxima::kMostDistance &&
                           (is_float32 || fabsf(lse) <= attention::kMostScore);
     return is_exact ? difference + residual(at.head, query, exists) : NAN;
