@@ -159,9 +159,10 @@ struct ForwardEpilogue {
       // A row that sees no key has the sink itself as its LSE.
       const float maximum = l == 0.0f ? 0.0f : key_bias_maximum();
       if constexpr (Traits::kConfig.has_key_bias()) {
-        const bool is_far =
-            softmax.m[r] < -attention::KeyBiasMaxima::kMostDistance && softmax.m[r] > -attention::kLeastDominant;
-        ends.needs_recompute |= is_far && args.key_bias_maxima.present() && exists(r, rows);
+        const bool is_low = softmax.m[r] < -attention::KeyBiasMaxima::kMostDistance && softmax.m[r] > -INFINITY;
+        // Beside dominant biases nothing was lost, if nothing was subtracted.
+        const bool is_uniform = softmax.m[r] <= -attention::kLeastDominant && maximum == 0.0f;
+        ends.needs_recompute |= is_low && !is_uniform && args.key_bias_maxima.present() && exists(r, rows);
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
       if constexpr (Traits::kConfig.may_pack_heads()) {
