@@ -10,6 +10,7 @@
 #include "attention/key_bias.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/key_bias.h"
+#include "kernels/common/rows/warp_rows.cuh"
 #include "ptx/dependent_launch.h"
 #include "tile/accumulator.h"
 
@@ -161,13 +162,6 @@ __global__ void __launch_bounds__(kThreads)
   const auto* const row =
       static_cast<const float*>(bias.data) + bias.offset({batch, blockIdx.x - batch * rows.heads, 0, 0});
   float* const to = maxima + blockIdx.x * of_row;
-  const auto over_warp = [](float value) {
-#pragma unroll
-    for (int offset = tile::kWarpSize / 2; offset > 0; offset /= 2) {
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, offset));
-    }
-    return value;
-  };
   for (int64_t i = tile::warp(); i < of_row; i += kWarps) {
     float largest = -INFINITY;
 #pragma unroll
@@ -175,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t key = i * kKeys + step + tile::lane();
       if (key < rows.keys) largest = fmaxf(largest, row[key]);
     }
-    largest = over_warp(largest);
+    largest = maximum_over_warp(largest);
     if (tile::lane() == 0) to[i] = largest;
   }
   __syncthreads();
