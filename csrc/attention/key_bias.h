@@ -1,6 +1,8 @@
 // Biases that are broadcast along queries: masks that hide the same keys from all queries of a head, as such a bias of
-// 0 and -inf, and copies in float32.
+// 0 and -inf, copies in float32, and the largest biases, which kernels subtract.
 #pragma once
+
+#include <cmath>
 
 #include "attention/division.h"
 #include "attention/params.h"
@@ -15,6 +17,10 @@ inline constexpr float kMostScore = 0x1p17f;
 // A bias from this magnitude on dominates q.k: no sum of the two differs from it, unless q.k is larger than 2^75. Where
 // all keys that a row sees have the same one, as padding has the smallest finite number, the row weighs them equally.
 inline constexpr float kLeastDominant = 0x1p100f;
+
+// Kernels that divide a bias by the scale need at least this scale. The parts of augmented columns are then finite for
+// every finite number of float16.
+inline constexpr double kLeastKeyBiasScale = 0x1p-10;
 
 // The bias is broadcast over the same dimensions as the mask.
 FLASH_HOST_DEVICE int64_t key_bias_heads(const AttentionParams& p) {
@@ -76,13 +82,27 @@ struct Float32KeyBias {
   }
 };
 
-// For each kKeys keys of a row of a float32 key bias, the largest bias up to the last of them; 0 in place of a number
-// that is not finite, or is dominant. The sum of q.k and a large number would be inexact. So the maximum up to the
-// end of the kKeys keys that have the last key which any of kQueries queries sees is subtracted from the biases and the
-// LSEs of these queries.
+// What is subtracted from the biases and LSEs of queries, of which `largest` is the largest bias that they see: nothing
+// if that is not finite, or dominant. Nothing either if it is 16-bit and beyond kMostScore: most backward kernels
+// compute float32 sums of q.k and such a bias, and their gradients must be those of the same weights. Beside a sink
+// that is farther above all biases than kMostBelowSink, keys have no weight, and the difference to the sink must be
+// exact.
+inline constexpr float kMostBelowSink = 256.0f;
+FLASH_HOST_DEVICE float subtracted_key_bias(const AttentionParams& p, int64_t head, float largest) {
+  const float most = p.score_mod.bias.element == ElementType::kFloat32 ? kLeastDominant : kMostScore;
+  if (!(fabsf(largest) < most)) return 0.0f;
+  const bool sink_is_above = p.sink != nullptr && static_cast<const float*>(p.sink)[head] > largest + kMostBelowSink;
+  return sink_is_above ? 0.0f : largest;
+}
+
+// For each kKeys keys of a row of a key bias, the largest bias of these keys, or of all keys up to the last of them.
+// The sum of q.k and a large number would be inexact. So kernels subtract the largest bias of the keys that a tile of
+// queries sees, or one of a few keys more, from their biases and LSEs.
 //
-// A query whose LSE is farther than kMostDistance from that maximum sees nothing but lower biases, for which the
-// difference is inexact itself. It is computed again without tensor cores, and nothing is subtracted.
+// The forward pass takes the maximum over the keys of a work tile. The backward pass looks up running maxima, of
+// kQueries queries at a time: those up to the last key that any of them sees. A query whose LSE is farther than
+// kMostDistance from that maximum sees nothing but lower biases, for which the difference is inexact itself. Its
+// gradients are computed again without tensor cores, and nothing is subtracted.
 struct KeyBiasMaxima {
   static constexpr int kKeys = 128;
   static constexpr int kQueries = 128;
@@ -101,12 +121,19 @@ struct KeyBiasMaxima {
     return {data, bias.batch > 1 ? bias.heads * of_row : 0, bias.heads > 1 ? of_row : 0};
   }
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
-  // The maximum that is subtracted for a query.
-  FLASH_HOST_DEVICE float of(const AttentionParams& p, const Sequence& sequence, int64_t head, int query) const {
+  FLASH_HOST_DEVICE const float* row(int64_t batch, int64_t head) const {
+    return data + batch * batch_stride + head * head_stride;
+  }
+  // The end of the keys of which the backward pass subtracts the maximum for a query.
+  FLASH_HOST_DEVICE static int end_of(const AttentionParams& p, const Sequence& sequence, int query) {
     const int next = (query / kQueries + 1) * kQueries;
     const int last = (next < sequence.num_queries ? next : static_cast<int>(sequence.num_queries)) - 1;
-    const int end = static_cast<int>(p.visibility.keys_of<int>(last, sequence).end);
-    return end == 0 ? 0.0f : data[sequence.batch * batch_stride + head * head_stride + (end - 1) / kKeys];
+    return static_cast<int>(ceil_div(p.visibility.keys_of<int>(last, sequence).end, kKeys)) * kKeys;
+  }
+  // Of running maxima, the one that is subtracted for a query.
+  FLASH_HOST_DEVICE float of(const AttentionParams& p, const Sequence& sequence, int64_t head, int query) const {
+    const int end = end_of(p, sequence, query);
+    return end == 0 ? 0.0f : subtracted_key_bias(p, head, row(sequence.batch, head)[end / kKeys - 1]);
   }
 };
 

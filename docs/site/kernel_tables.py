@@ -142,6 +142,9 @@ TABLES = {
             Note(
                 "cache", is_set("kv_cache"), "K and V may be a cache, and up to head dim 128 query heads may be packed"
             ),
+            Note(
+                "later keys", is_set("later_keys"), "queries may see later keys, and the row maximum follows the scores"
+            ),
         ),
     ),
     "sm90 single tile": Table(

@@ -25,6 +25,8 @@ CASES = {
             (700, 620, 2, "h", dict(causal="bottom_right")),
             (520, 520, 1, "bh", dict(window=(100, 0))),
             (300, 420, 4, "h", dict()),
+            (700, 620, 2, "bh", dict(dlse=True)),
+            (520, 700, 1, "h", dict(window=(None, 90), sink=True)),
         )
     ]
     for d in (40, 64, 128)

@@ -8,12 +8,13 @@ import math
 import pytest
 import torch
 
+from flash_attn_ext import attention
 from support.cases import Case, Inputs, make_inputs, without_dbias
 from support.checks import check_drawn, check_hidden_keys, check_inputs, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import for_gpus, over_cases, over_dtypes
-from support.runners import run_ours
+from support.runners import run_ours, run_reference
 
 RUNS = 100
 over_16_bits = over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
@@ -110,6 +111,8 @@ LOW_PADDING = [
         (900, 700, "b11k", dict(sink=True)),
         (850, 1030, "bh1k", dict(dropout_p=0.2)),
         (1000, 640, "b11k", dict(dropout_p=0.2, dlse=True)),
+        (600, 700, "b11k", dict(causal="bottom_right")),
+        (700, 600, "bh1k", dict(window=(330, 90))),
     )
 ]
 
@@ -120,6 +123,139 @@ LOW_PADDING = [
 def test_low_padding(case, value, dtype, backend):
     number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
     check_drawn(lambda seed: with_low_padding(make_inputs(case, dtype, backend.device, seed), number), backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("value", ["6e4", "-6e4", "1e9", "1e35", "-1e35"])
+@over_cases(
+    [
+        Case(sq=300, sk=420, d=64, bias="b11k", scale=0.3, sink=True),
+        *for_gpus(
+            [
+                Case(sq=300, sk=420, d=128, bias="bh1k", causal="bottom_right"),
+                Case(sq=300, sk=420, d=64, bias="b11k", dropout_p=0.2),
+                Case(sq=300, sk=420, d=64, bias="b11k", window=(90, 90)),
+                Case(sq=300, sk=200, d=64, bias="b11k"),
+            ]
+        ),
+    ]
+)
+def test_a_large_bias_of_all_keys(case, value, dtype, backend):
+    def draw(seed: int) -> Inputs:
+        inputs = without_dbias(make_inputs(case, dtype, backend.device, seed))
+        inputs.bias[1] = float(value)
+        return inputs
+
+    check_drawn(draw, backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("values", [(-1e38, -3e38), (-(2.0**101), -(2.0**103)), (-3e38, -math.inf)], ids=str)
+@over_cases(
+    [
+        Case(sq=300, sk=420, d=64, bias="b11k"),
+        *for_gpus(
+            [
+                Case(sq=300, sk=420, d=128, bias="bh1k", causal="top_left", sink=True),
+                Case(sq=300, sk=200, d=64, bias="b11k"),
+            ]
+        ),
+    ]
+)
+def test_keys_of_two_low_biases(case, values, dtype, backend):
+    """Of keys that have nothing but low biases, those with the larger one have all weight, and equal shares of it."""
+
+    def draw(seed: int) -> Inputs:
+        inputs = without_dbias(make_inputs(case, dtype, backend.device, seed))
+        inputs.bias[..., ::3], inputs.bias[..., 1::3] = values[0], values[1]
+        inputs.bias[..., 2::3] = values[1]
+        return inputs
+
+    check_drawn(draw, backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("offset", [-15.0, 15.0])
+@over_cases(
+    [
+        Case(sq=300, sk=420, d=64, bias="b11k"),
+        *for_gpus(
+            [
+                Case(sq=300, sk=420, d=64, bias="b11k", causal="bottom_right"),
+                Case(sq=300, sk=420, d=128, bias="b11k", window=(90, 90)),
+                Case(sq=300, sk=420, d=64, bias="b11k", dropout_p=0.2),
+                Case(sq=300, sk=420, d=64, bias="b11k", bias_float32=True, causal="top_left"),
+            ]
+        ),
+    ]
+)
+def test_gradients_where_a_bias_hides_the_products(case, offset, dtype, backend):
+    """Beside -1e9 float32 has no digits left of q.k, the mean of which is far from 0. Both passes have the same weights."""
+
+    def draw(seed: int) -> Inputs:
+        inputs = without_dbias(make_inputs(case, dtype, backend.device, seed))
+        inputs.bias[1] = -1e9
+        inputs.q[..., 0], inputs.k[..., 0] = 4.0, offset / 4.0 * case.d**0.5
+        return inputs
+
+    if not case.bias_float32:
+        check_drawn(draw, backend)
+        return
+    # Weights may be those of q.k.
+    result = run_ours(draw(0), backend)
+    expected = run_reference(draw(0).to(torch.float64))
+    for name in ("dq", "dk", "dv"):
+        assert result[name].double().norm() < 3 * expected[name].norm(), name
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize(("padding", "others", "sink"), [(-3e38, 5e3, 0.0), (-6e4, 0.5, 0.0), (0.0, 0.0, 5e3)], ids=str)
+@over_cases(
+    [
+        Case(sq=300, sk=420, d=64, bias="b11k", causal="top_left", sink=True, dlse=True),
+        *for_gpus(
+            [
+                Case(sq=300, sk=420, d=128, bias="b11k", sink=True, dlse=True),
+                Case(sq=300, sk=200, d=64, bias="b11k", sink=True, dlse=True),
+            ]
+        ),
+    ]
+)
+def test_a_sink_far_from_biases(case, padding, others, sink, dtype, backend):
+    """The first 140 keys are padding, so some tiles of queries see nothing else in a causal call."""
+
+    def draw(seed: int) -> Inputs:
+        inputs = without_dbias(make_inputs(case, dtype, backend.device, seed))
+        inputs.bias[:] = others
+        inputs.bias[..., :140] = padding
+        inputs.sink[:] += sink
+        return inputs
+
+    check_drawn(draw, backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("with_sink", [False, True])
+@pytest.mark.parametrize(("d", "sk", "causal"), [(64, 420, None), *for_gpus([(64, 200, None), (128, 420, "top_left")])])
+def test_the_largest_score_beside_low_padding(d, sk, causal, with_sink, dtype, backend):
+    inputs = make_inputs(Case(sq=300, sk=sk, d=d, bias="b11k", sink=True), dtype, backend.device)
+    lowest = torch.finfo(dtype).min
+    inputs.bias[0], inputs.bias[1, ..., :70] = lowest, lowest
+    options = dict(bias=inputs.bias, causal=causal, sink=inputs.sink if with_sink else None, backend=backend.name)
+    _, rows = attention(inputs.q, inputs.k, inputs.v, return_max_logit="row", **options)
+    scores = inputs.q.double() @ inputs.k.double().mT * d**-0.5 + inputs.bias.double()
+    if causal:
+        scores = scores.masked_fill(scores.new_ones(300, sk).triu(1) > 0, -math.inf)
+    torch.testing.assert_close(rows.double(), scores.amax(-1), rtol=1e-6, atol=2e-2)
+
+
+@over_16_bits
+@pytest.mark.parametrize("scale", [2.0**-9, *for_gpus([2.0**-12, 1e-30, 4.0])])
+@pytest.mark.parametrize(("d", "sk"), [(64, 420), *for_gpus([(64, 200), (128, 420)])])
+def test_scales_far_from_one(d, sk, scale, dtype, backend):
+    """A bias is divided by the scale."""
+    case = Case(sq=300, sk=sk, d=d, bias="bh1k", scale=scale)
+    check_drawn(lambda seed: without_dbias(make_inputs(case, dtype, backend.device, seed)), backend)
 
 
 LENGTHS_OF_KERNELS = [(64, 420, 0.0), *for_gpus([(64, 200, 0.0), (128, 420, 0.0), (64, 420, 0.2)])]

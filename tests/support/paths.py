@@ -172,14 +172,14 @@ HOPPER = [
     hopper(case(2048, dropout_p=0.2), dict(score_mode="dropout"), key_stationary("dropout")),
     hopper(
         case(2048, alibi="h", causal="bottom_right"),
-        dict(score_mode="causal ALiBi"),
-        key_stationary("causal ALiBi"),
+        dict(score_mode="ALiBi"),
+        key_stationary("ALiBi"),
         wanted=WITHOUT_EXTRAS,
     ),
     hopper(
         case(2048, alibi="h", causal="bottom_right"),
-        dict(score_mode="causal ALiBi"),
-        key_stationary("causal ALiBi", slope_gradient=True),
+        dict(score_mode="ALiBi"),
+        key_stationary("ALiBi", slope_gradient=True),
     ),
     hopper(case(700, d=128, alibi="h", window=(90, 40)), {}, two_pass("generic", slope_gradient=True)),
     hopper(case(700, d=256, alibi="h"), {}, two_pass("generic without bias and mask", slope_gradient=True)),

@@ -134,10 +134,10 @@ BACKWARD_SM90 = [
     (hopper(d=136), dict(kernel=TWO_PASS, score_mode="scale only", head_dims=(192, 192))),
     (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
     *(
-        (hopper({"causal": "bottom_right"}, slopes=True, d=d), dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi"))
+        (hopper({"causal": "bottom_right"}, slopes=True, d=d), dict(kernel=KEY_STATIONARY, score_mode="ALiBi"))
         for d in (40, 64, 96, 128)
     ),
-    (hopper({"window": (99, 0)}, slopes=True), dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi")),
+    (hopper({"window": (99, 0)}, slopes=True), dict(kernel=KEY_STATIONARY, score_mode="ALiBi")),
     (hopper({"window": (99, 1)}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"causal": "top_left", "softcap": 9.0}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"causal": "top_left"}, slopes=True, d=136), dict(kernel=TWO_PASS)),
@@ -160,7 +160,7 @@ BACKWARD_SM90 = [
     # What sums dS that is computed again.
     (
         hopper({"causal": "top_left"}, slopes=True, wanted=WITH_SLOPES),
-        dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi", slope_gradient=True, delta=SHARED, dbias=None),
+        dict(kernel=KEY_STATIONARY, score_mode="ALiBi", slope_gradient=True, delta=SHARED, dbias=None),
     ),
     (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=TWO_PASS, slope_gradient=True, delta=SHARED)),
     # That of slopes comes from portable kernels beside anything else, or a scale that is not positive.

@@ -93,15 +93,15 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kMaskDropout, .pre_signals_dq = true},
 
     // Other calls with ALiBi slopes take other kernels (plan/sm90/backward.cpp).
-    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kCausalAlibi, .adds_statistics = true},
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kAlibi, .adds_statistics = true},
     {.dims = {96, 96},
      .tile = kKeyStationaryTile96,
-     .score = ScoreMode::kCausalAlibi,
+     .score = ScoreMode::kAlibi,
      .pre_signals_dq = true,
      .adds_statistics = true},
     {.dims = {128, 128},
      .tile = kKeyStationaryTile128,
-     .score = ScoreMode::kCausalAlibi,
+     .score = ScoreMode::kAlibi,
      .pre_signals_dq = true,
      .adds_statistics = true},
 

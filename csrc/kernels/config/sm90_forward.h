@@ -61,6 +61,10 @@ struct ForwardConfig {
   // say. Calls without a cache take such a row to pack heads.
   bool kv_cache = false;
 
+  // With ALiBi: queries may see later keys, and the row maximum follows the scores. That of the first tile of keys,
+  // which is the last one, would say nothing.
+  bool later_keys = false;
+
   // Whether calls of these head dims can take the row. Smaller ones are zero-padded.
   constexpr bool takes(int64_t head_dim_qk, int64_t head_dim_v) const {
     return head_dim_qk <= dims.qk && (head_dim_v <= dims.v || dims.v == kColumns);
@@ -76,9 +80,10 @@ struct ForwardConfig {
   // In a call with KeyIntervals, kernels without a mask or a key bias compute the batch entries that have one, and
   // kernels for which this is true compute the rest.
   constexpr bool takes_entries_without_interval() const { return has_bias_or_mask() || has_key_bias(); }
-  // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
+  // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale. A key bias is divided by the
+  // scale, and the QK GEMM adds it.
   constexpr bool modifies_scores() const {
-    return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kCausalAlibi || has_key_bias();
+    return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kAlibi;
   }
   // Whether a call that needs a kind of row can take this one. Kernels that read a bias write row_max where it is
   // wanted.
@@ -224,23 +229,30 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {256, 256}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 64, .early_lse = true,
      .early_q_release = true, .rounded_sums = true},
 
-    {.dims = {64, 64}, .score = ScoreMode::kCausalAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+    {.dims = {64, 64}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
-    {.dims = {128, 128}, .score = ScoreMode::kCausalAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+    {.dims = {64, 64}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true, .later_keys = true},
+    {.dims = {128, 128}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true, .later_keys = true},
 
+    {.dims = {64, 64}, .score = ScoreMode::kKeyBias, .warpgroups = 3, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .rounded_sums = true},
     {.dims = {64, 64}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
-     .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+     .tma_store = true, .early_lse = true, .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true},
     {.dims = {64, 64}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
-     .tma_store = true, .unmasked_loop = true, .rounded_sums = true, .row_max = true},
+     .tma_store = true, .early_lse = true, .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true,
+     .row_max = true},
+    // At head dim 128 shared memory has no room for columns of ones.
     {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
-     .tma_store = true, .early_lse = true, .rounded_sums = true},
+     .tma_store = true, .early_lse = true, .unmasked_loop = true},
     {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .warpgroups = 2, .block_n = 128, .q_stages = 2,
-     .tma_store = true, .rounded_sums = true, .row_max = true},
+     .tma_store = true, .early_lse = true, .unmasked_loop = true, .row_max = true},
     {.dims = {64, 64}, .score = ScoreMode::kKeyBiasDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .rounded_sums = true},
-    {.dims = {128, 128}, .score = ScoreMode::kKeyBiasDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
-     .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kKeyBiasDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2},
 
     // Shared memory holds tiles of the bias beside one stage of Q.
     {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128, .row_max = true},

@@ -14,7 +14,7 @@ enum class ScoreMode {
   kMask,                    // scale and a boolean mask, intervals or lists of blocks
   kMaskDropout,             // the same and dropout
   kSoftcap,                 // a scale of any sign, then a softcap
-  kCausalAlibi,             // a positive scale and ALiBi slopes, where no query sees a later key
+  kAlibi,                   // a positive scale and ALiBi slopes; in the backward pass, no query sees a later key
   kKeyBias,                 // a positive scale and a bias that is broadcast along queries
   kKeyBiasDropout,          // the same and dropout
   kBiasMask,                // scale and a bias, a mask or both
@@ -35,8 +35,8 @@ constexpr const char* name_of(ScoreMode score) {
       return "mask and dropout";
     case ScoreMode::kSoftcap:
       return "softcap";
-    case ScoreMode::kCausalAlibi:
-      return "causal ALiBi";
+    case ScoreMode::kAlibi:
+      return "ALiBi";
     case ScoreMode::kKeyBias:
       return "key bias";
     case ScoreMode::kKeyBiasDropout:

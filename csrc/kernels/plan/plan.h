@@ -231,7 +231,7 @@ struct BackwardPlan {
     WorkspacePart mask_as_bias;         // kKeyStationary: as in the forward pass
     WorkspacePart aligned_bias;         // kKeyStationary, kTwoPass, kShortBias: as in the forward pass
     WorkspacePart float32_bias;         // kKeySums: a copy of a key bias (attention/key_bias.h)
-    WorkspacePart bias_maxima;          // kKeySums: as in the forward pass
+    WorkspacePart bias_maxima;          // kKeySums: attention::KeyBiasMaxima, running
     WorkspacePart exact_delta_counter;  // with exact_delta_row: of its work tiles
     WorkspacePart dscore_sums;          // kKeySums: of each pair and share, and each key of the key tiles
     WorkspacePart keys_before_padding;  // kKeyStationary: of batch entries, where a key bias may hide keys at the end

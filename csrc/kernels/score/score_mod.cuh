@@ -66,117 +66,84 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
   });
 }
 
-// q.k -> score where no query sees a later key: ALiBi is then linear in the key, which costs two FMAs for each score.
-// Scores of keys after the diagonal are wrong here: hide_invisible() sets them to -inf.
-struct CausalAlibi {
+// q.k -> score with ALiBi, which is linear in the key on either side of the diagonal: two FMAs for each score. Tiles
+// that the diagonal of the warp's rows crosses take an instruction more. Where no query sees a later key they need not:
+// hide_invisible() sets scores after the diagonal to -inf.
+template <bool kLaterKeys>
+struct Alibi {
   float scale;
   float slope = 0.0f;
-  int diagonal_key = 0;  // of the thread's first row, before its first column
+  int diagonal_key = 0;      // of the thread's first row, before its first column
+  int diagonal_of_warp = 0;  // of the warp's first row
 
-  __device__ __forceinline__ explicit CausalAlibi(const attention::ScoreMod& mod)
-      : scale(static_cast<float>(mod.scale)) {}
+  __device__ __forceinline__ explicit Alibi(const attention::ScoreMod& mod) : scale(static_cast<float>(mod.scale)) {}
 
   // Prepares the rows of a work tile.
   template <class Tile>
   __device__ __forceinline__ void start(const Tile& where) {
+    using Acc = typename Tile::Accumulator;
     slope = where.p.score_mod.alibi.template at<float>(where.coord.sequence.batch, where.coord.head);
-    diagonal_key = static_cast<int>(where.query(Tile::Accumulator::row(0), 0) +
-                                    where.p.visibility.diagonal(where.coord.sequence)) -
-                   Tile::Accumulator::column(0, 0);
+    diagonal_key = static_cast<int>(where.query(Acc::row(0), 0) + where.p.visibility.diagonal(where.coord.sequence)) -
+                   Acc::column(0, 0);
+    if constexpr (kLaterKeys) diagonal_of_warp = __shfl_sync(0xFFFFFFFFu, diagonal_key, 0);
   }
 
   template <class Acc>
   __device__ __forceinline__ void apply(Acc& scores, int first_key) const {
-#pragma unroll
-    for (int r = 0; r < Acc::kThreadRows; ++r) {
-      const float of_first = slope * static_cast<float>(first_key - diagonal_key - (Acc::row(r) - Acc::row(0)));
-#pragma unroll
-      for (int j = 0; j < Acc::kColumnTiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const auto column = static_cast<float>(Acc::column(j, e) - Acc::column(0, 0));
-          scores.at(r, j, e) = fmaf(scores.at(r, j, e), scale, fmaf(slope, column, of_first));
-        }
-      }
-    }
-  }
-};
-
-// q.k -> score with a bias that is broadcast along queries, in q's type or, where kMayBeFloat32, in float32. Its keys
-// follow each other in memory. A thread reads those of its columns while S is computed.
-template <class Element, class Acc, bool kMayBeFloat32>
-struct KeyBias {
-  using Pair = std::conditional_t<kMayBeFloat32, float2, uint32_t>;
-
-  float scale;
-  bool is_float32;
-  float maximum = 0.0f;                   // that is subtracted from a float32 bias (KeyBiasMaxima)
-  const void* of_first_column = nullptr;  // of the thread, in tiles that begin with key 0
-  Pair pairs[Acc::kColumnTiles];          // of neighbouring keys of the tile
-
-  __device__ __forceinline__ explicit KeyBias(const attention::ScoreMod& mod)
-      : scale(static_cast<float>(mod.scale)),
-        is_float32(kMayBeFloat32 && mod.bias.element == attention::ElementType::kFloat32) {}
-
-  // Prepares the rows of a work tile.
-  template <class Tile>
-  __device__ __forceinline__ void start(const Tile& where, float maximum_of_rows) {
-    maximum = maximum_of_rows;
-    const attention::BroadcastView& bias = where.p.score_mod.bias;
-    const int64_t offset = bias.offset({where.coord.sequence.batch, where.coord.head, 0, Acc::column(0, 0)});
-    if (is_float32) {
-      of_first_column = static_cast<const float*>(bias.data) + offset;
+    if constexpr (kLaterKeys) {
+      const int first = first_key - diagonal_of_warp;
+      const bool is_after = first >= kLastRow;
+      if (!is_after && first + Acc::kColumnTiles * 8 > 1) return apply_across(scores, first_key);
+      apply_on_one_side(scores, first_key, is_after ? -slope : slope);
     } else {
-      of_first_column = static_cast<const Element*>(bias.data) + offset;
-    }
-  }
-
-  // Reads the bias of a tile of keys, of which `keys` exist.
-  __device__ __forceinline__ void read(int first_key, int keys) {
-    if constexpr (kMayBeFloat32) {
-      if (is_float32) return read_pairs<float2>(static_cast<const float*>(of_first_column) + first_key, keys);
-    }
-    read_pairs<uint32_t>(static_cast<const uint16_t*>(of_first_column) + first_key, keys);
-  }
-
-  __device__ __forceinline__ void apply(Acc& scores) const {
-#pragma unroll
-    for (int j = 0; j < Acc::kColumnTiles; ++j) {
-      const float2 bias = unpack(pairs[j]);
-#pragma unroll
-      for (int r = 0; r < Acc::kThreadRows; ++r) {
-        scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), scale, bias.x);
-        scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), scale, bias.y);
-      }
+      apply_on_one_side(scores, first_key, slope);
     }
   }
 
  private:
-  // Bits: the type of an element, or of its bit pattern. Two: the type of two of these.
-  template <class Two, class Bits>
-  __device__ __forceinline__ void read_pairs(const Bits* of_tile, int keys) {
-    if (reinterpret_cast<uintptr_t>(of_tile) % sizeof(Two) == 0 && keys >= 8 * Acc::kColumnTiles) {
+  static constexpr int kLastRow = 15;  // of a warp
+
+  template <class Acc>
+  __device__ __forceinline__ void apply_on_one_side(Acc& scores, int first_key, float slope_of_side) const {
 #pragma unroll
-      for (int j = 0; j < Acc::kColumnTiles; ++j) hold(pairs[j], __ldg(reinterpret_cast<const Two*>(of_tile + 8 * j)));
-      return;
-    }
-    const int last = keys - 1 - Acc::column(0, 0);
+    for (int r = 0; r < Acc::kThreadRows; ++r) {
+      const float of_first = slope_of_side * distance<Acc>(first_key, r);
 #pragma unroll
-    for (int j = 0; j < Acc::kColumnTiles; ++j) {
-      const auto of_key = [&](int e) { return __ldg(of_tile + min(8 * j + e, last)); };
-      if constexpr (std::is_same_v<Two, float2>) {
-        hold(pairs[j], Two{of_key(0), of_key(1)});
-      } else {
-        hold(pairs[j], static_cast<uint32_t>(of_key(0)) | static_cast<uint32_t>(of_key(1)) << 16);
+      for (int j = 0; j < Acc::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          scores.at(r, j, e) = fmaf(scores.at(r, j, e), scale, fmaf(slope_of_side, from_first<Acc>(j, e), of_first));
+        }
       }
     }
   }
 
-  __device__ __forceinline__ void hold(float2& pair, float2 from) const { pair = {from.x - maximum, from.y - maximum}; }
-  __device__ __forceinline__ static void hold(float2& pair, uint32_t from) { pair = ptx::unpack(from, Element{}); }
-  __device__ __forceinline__ static void hold(uint32_t& pair, uint32_t from) { pair = from; }
-  __device__ __forceinline__ static float2 unpack(float2 pair) { return pair; }
-  __device__ __forceinline__ static float2 unpack(uint32_t pair) { return ptx::unpack(pair, Element{}); }
+  template <class Acc>
+  __device__ __forceinline__ void apply_across(Acc& scores, int first_key) const {
+#pragma unroll
+    for (int r = 0; r < Acc::kThreadRows; ++r) {
+      const float of_first = distance<Acc>(first_key, r);
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float derivative = attention::alibi_derivative(of_first + from_first<Acc>(j, e));
+          scores.at(r, j, e) = fmaf(scores.at(r, j, e), scale, slope * derivative);
+        }
+      }
+    }
+  }
+
+  // From the diagonal key of row r to the thread's first key.
+  template <class Acc>
+  __device__ __forceinline__ float distance(int first_key, int r) const {
+    return static_cast<float>(first_key - diagonal_key - (Acc::row(r) - Acc::row(0)));
+  }
+  // From the thread's first key to another one.
+  template <class Acc>
+  __device__ __forceinline__ static float from_first(int j, int e) {
+    return static_cast<float>(Acc::column(j, e) - Acc::column(0, 0));
+  }
 };
 
 // q.k -> score, for the softmax. kGeneric: any feature may change it; otherwise only a bias or mask. folds_scale: the

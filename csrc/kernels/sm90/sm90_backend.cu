@@ -67,8 +67,9 @@ cudaError_t replace_mask_by_bias(Params& p, const Plan& plan, void* workspace, c
 template <class Plan>
 cudaError_t write_maxima_of_bias(const attention::AttentionParams& p, const Plan& plan, void* workspace,
                                  cudaStream_t stream) {
+  constexpr bool kRunning = std::is_same_v<Plan, plan::BackwardPlan>;
   auto* const maxima = plan.workspace.bias_maxima.template in<float>(workspace);
-  return maxima == nullptr ? cudaSuccess : common::write_key_bias_maxima(p, maxima, stream);
+  return maxima == nullptr ? cudaSuccess : common::write_key_bias_maxima(p, kRunning, maxima, stream);
 }
 
 // Copies the key bias in float32, if the plan has room for it.

@@ -16,7 +16,7 @@ struct ForwardCall : attention::ForwardParams {
   // If present, the launch without a mask computes the batch entries that have an interval, and the other launch the
   // rest.
   KeyIntervals intervals;
-  attention::KeyBiasMaxima key_bias_maxima;  // present with a float32 key bias
+  attention::KeyBiasMaxima key_bias_maxima;  // present where a kernel reads a key bias
 };
 
 // Writes the RelativeBiasBoxes of a call.

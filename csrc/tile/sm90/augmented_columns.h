@@ -1,5 +1,5 @@
 // Augmented columns: a float32 number for each column of a GEMM, which one more wgmma step adds to all rows. The
-// backward pass adds the LSE and delta in this way, and single-tile forward kernels add a key bias.
+// backward pass adds the LSE and delta in this way, and the forward pass a key bias.
 //
 // Without it, each lane that holds a column would load its number, and shared memory would deliver every number 8
 // times. A number x is split into 2^12 h + m + 2^-11 l, with each part rounded to the element type. The split loses at

@@ -39,10 +39,10 @@ struct PackedRows {
   }
 };
 
-// sums = left . right^T. The accumulators keep their registers.
-template <class Left, class Right>
+// sums = left . right^T. The accumulators keep their registers. augmented: the augmented columns, if there are any.
+template <class Left, class Right, class Augmented = NoAugmentedStep>
 __device__ __forceinline__ void issue_gemm(WarpgroupAccumulator<Right::kRows>& sums, const SmemOperand<Left>& left,
-                                           const SmemOperand<Right>& right) {
+                                           const SmemOperand<Right>& right, const Augmented& augmented = {}) {
   static_assert(Left::kColumns == Right::kColumns && Left::kRows == kWarpgroupRows);
   ptx::pin_registers(sums.c[0]);
   ptx::fence_wgmma();
@@ -50,11 +50,11 @@ __device__ __forceinline__ void issue_gemm(WarpgroupAccumulator<Right::kRows>& s
   for (int step = 0; step < Left::kColumns / 16; ++step) {
     ptx::multiply_async(sums.c[0], left.columns(step), right.columns(step), step > 0, typename Left::Element{});
   }
+  augmented.add_to(sums.c[0]);
   ptx::commit_wgmma();
 }
 
 // The same, where sums occupies no registers before the GEMM. left may be 64 rows of a larger tile: left.from_row().
-// augmented: the augmented columns, if there are any.
 template <class Left, class Right, class Augmented = NoAugmentedStep>
 __device__ __forceinline__ void issue_rows_gemm(WarpgroupAccumulator<Right::kRows>& sums, const SmemOperand<Left>& left,
                                                 const SmemOperand<Right>& right, const Augmented& augmented = {}) {

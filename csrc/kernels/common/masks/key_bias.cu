@@ -147,10 +147,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Writes KeyBiasMaxima. Grid: one CTA for each row. Each warp has kKeys keys at a time; then the first warp takes the
-// running maximum of all of these. Bound: the latency of accesses to memory.
+// Writes KeyBiasMaxima. Grid: one CTA for each row. Each warp has kKeys keys at a time. Where maxima are running, the
+// first warp then replaces them. Bound: the latency of accesses to memory.
+template <class Element>
 __global__ void __launch_bounds__(kThreads)
-    key_bias_maxima_kernel(const __grid_constant__ attention::AttentionParams p, float* maxima) {
+    key_bias_maxima_kernel(const __grid_constant__ attention::AttentionParams p, bool running, float* maxima) {
   constexpr int kWarps = kThreads / tile::kWarpSize;
   constexpr int kKeys = attention::KeyBiasMaxima::kKeys;
   ptx::wait_for_kernel_before();
@@ -160,18 +161,19 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t batch = blockIdx.x / rows.heads;
   const attention::BroadcastView& bias = p.score_mod.bias;
   const auto* const row =
-      static_cast<const float*>(bias.data) + bias.offset({batch, blockIdx.x - batch * rows.heads, 0, 0});
+      static_cast<const Element*>(bias.data) + bias.offset({batch, blockIdx.x - batch * rows.heads, 0, 0});
   float* const to = maxima + blockIdx.x * of_row;
   for (int64_t i = tile::warp(); i < of_row; i += kWarps) {
     float largest = -INFINITY;
 #pragma unroll
     for (int step = 0; step < kKeys; step += tile::kWarpSize) {
       const int64_t key = i * kKeys + step + tile::lane();
-      if (key < rows.keys) largest = fmaxf(largest, row[key]);
+      if (key < rows.keys) largest = fmaxf(largest, static_cast<float>(row[key]));
     }
     largest = maximum_over_warp(largest);
     if (tile::lane() == 0) to[i] = largest;
   }
+  if (!running) return;
   __syncthreads();
   if (tile::warp() != 0) return;
   float before = -INFINITY;
@@ -207,9 +209,16 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t write_key_bias_maxima(const attention::AttentionParams& p, float* to, cudaStream_t stream) {
+cudaError_t write_key_bias_maxima(const attention::AttentionParams& p, bool running, float* to, cudaStream_t stream) {
   const EarlyLaunch launch = {.blocks = attention::Float32KeyBias::of(p).rows(), .threads = kThreads};
-  return launch_early(key_bias_maxima_kernel, launch, stream, p, to);
+  switch (p.score_mod.bias.element) {
+    case attention::ElementType::kBFloat16:
+      return launch_early(key_bias_maxima_kernel<__nv_bfloat16>, launch, stream, p, running, to);
+    case attention::ElementType::kFloat16:
+      return launch_early(key_bias_maxima_kernel<__half>, launch, stream, p, running, to);
+    default:
+      return launch_early(key_bias_maxima_kernel<float>, launch, stream, p, running, to);
+  }
 }
 
 cudaError_t copy_key_bias(const attention::AttentionParams& p, float* to, cudaStream_t stream) {

@@ -16,8 +16,9 @@ cudaError_t scan_key_bias(const attention::BasicForwardParams& params, attention
 // -inf. Zeroes dK and dV of those behind it, if they are wanted.
 cudaError_t count_keys_before_padding(const attention::BackwardParams& params, int32_t* counts, cudaStream_t stream);
 
-// Writes the attention::KeyBiasMaxima of a float32 bias.
-cudaError_t write_key_bias_maxima(const attention::AttentionParams& params, float* to, cudaStream_t stream);
+// Writes the attention::KeyBiasMaxima of a bias.
+cudaError_t write_key_bias_maxima(const attention::AttentionParams& params, bool running, float* to,
+                                  cudaStream_t stream);
 
 // Copies a 16-bit bias (attention::Float32KeyBias).
 cudaError_t copy_key_bias(const attention::AttentionParams& params, float* to, cudaStream_t stream);

@@ -11,6 +11,7 @@
 
 #include <type_traits>
 
+#include "attention/key_bias.h"
 #include "attention/online_softmax.h"
 #include "kernels/common/rows/key_rows.cuh"
 #include "kernels/common/rows/pair_score.cuh"
@@ -53,6 +54,7 @@ template <class Element, class Keys, class Params>
 struct ForwardRow {
   using Real = tile::Accumulate<Element>;
   static constexpr bool kHasRowMax = std::is_base_of_v<attention::ForwardParams, Params>;
+  static constexpr bool kSubtractsBias = std::is_same_v<Keys, OwnKeysWithBias>;
 
   const Params& p;
   const HeadRows coord;
@@ -60,15 +62,17 @@ struct ForwardRow {
   attention::SoftmaxState<Real> state;
   ColumnSums<Real> out;
   Real largest = minus_infinity<Real>();  // score so far; state.m may be the sink
+  Real subtracted = Real(0);              // from biases
 
   __device__ __forceinline__ void run(const ColumnSlice& slice) {
+    if constexpr (kSubtractsBias) subtracted = subtracted_bias();
     // At most two passes. In the first one an element may get its weight before a larger score makes that weight 0, and
     // then a NaN or infinity remains. In the second one m is the row maximum from the start, so that each weight is
     // final.
     for (int pass = 0; pass < 2; ++pass) {
       state.l = Real(0);
       out.clear();
-      if (p.sink != nullptr) state.add_sink(static_cast<const Real*>(p.sink)[coord.head]);
+      if (p.sink != nullptr) state.add_sink(static_cast<const Real*>(p.sink)[coord.head] - subtracted);
       add_keys(slice);
       if (state.l != state.l || out.all_finite()) break;
     }
@@ -83,7 +87,8 @@ struct ForwardRow {
 #pragma unroll 1
     for (int64_t first = Keys::first(seen.begin); first < seen.end; first += kWarpSize) {
       if (state.l != state.l) return;  // O and the LSE are NaN whatever follows
-      const Pair<Real> pair = pair_at<Real>(p, sequence, {sequence.batch, coord.head, query, first + tile::lane()});
+      Pair<Real> pair = pair_at<Real>(p, sequence, {sequence.batch, coord.head, query, first + tile::lane()});
+      if constexpr (kSubtractsBias) pair.bias -= subtracted;
       const unsigned visible = __ballot_sync(kAllLanes, pair.visible);
       if (visible == 0) continue;
       const Real product = multiply_rows(rows_from<Element>(p.q, coord.query_row(query), p.head_dim_qk),
@@ -101,6 +106,26 @@ struct ForwardRow {
     }
   }
 
+  __device__ __forceinline__ Real subtracted_bias() const {
+    const attention::Sequence& sequence = coord.sequence;
+    const attention::Interval seen = p.visibility.keys_of(query, sequence);
+    const int64_t end_of_tile = attention::KeyBiasMaxima::end_of(p, sequence, static_cast<int>(query));
+    const Real own = largest_bias(seen.begin, seen.end);
+    const Real of_tile = largest_bias(0, min(end_of_tile, sequence.num_keys));
+    const bool is_near =
+        fabsf(own - attention::subtracted_key_bias(p, coord.head, of_tile)) <= attention::KeyBiasMaxima::kMostDistance;
+    return is_near ? attention::subtracted_key_bias(p, coord.head, own) : Real(0);
+  }
+
+  // Of keys [begin, end).
+  __device__ __forceinline__ Real largest_bias(int64_t begin, int64_t end) const {
+    Real found = minus_infinity<Real>();
+    for (int64_t key = begin + tile::lane(); key < end; key += kWarpSize) {
+      found = fmax(found, load_bias<Real>(p.score_mod.bias, {coord.sequence.batch, coord.head, query, key}));
+    }
+    return maximum_over_warp(found);
+  }
+
   __device__ __forceinline__ auto rows_of(const attention::MatrixView& view, int64_t first, int64_t columns) const {
     return Keys::template rows<Element>(view, p, {coord.sequence, coord.key_head}, first, static_cast<int>(columns));
   }
@@ -110,7 +135,11 @@ struct ForwardRow {
     out.multiply(state.output_factor());
     store_columns<Element>(p.out, place, out, slice, p.head_dim_v);
     if (slice.begin != 0 || tile::lane() != 0) return;
-    const attention::LogSumExp<Real> lse = state.log_sum_exp();
+    attention::LogSumExp<Real> lse = state.log_sum_exp();
+    if constexpr (kSubtractsBias) {
+      lse = lse.plus(subtracted);
+      largest += subtracted;
+    }
     *p.lse.template at<Real>(place.batch, place.head, place.row) = lse.value;
     if (p.lse_residual.present()) *p.lse_residual.template at<Real>(place.batch, place.head, place.row) = lse.residual;
     if constexpr (kHasRowMax) {

@@ -23,6 +23,11 @@ struct OwnKeys {
   }
 };
 
+// The same beside a bias that is broadcast along queries. attention::subtracted_key_bias of a row's own keys is
+// subtracted before it is added to q.k. Where the backward pass computes a query's gradients from sums without that
+// (attention::KeyBiasMaxima), nothing is.
+struct OwnKeysWithBias : OwnKeys {};
+
 // Rows whose addresses are found one by one. The rows of a group of kRowsAtOnce are consecutive.
 template <class ElementType>
 struct FoundRows {

@@ -51,7 +51,7 @@ ScoreMode key_stationary_score(const BackwardParams& p) {
   }
   if (sums_dscores(p)) return ScoreMode::kKeyBias;
   if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
-  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
+  return has_causal_alibi(p) ? ScoreMode::kAlibi : score_mode_sm90(p);
 }
 
 // Whether the table has rows for a call's head dims and score mode.
@@ -91,7 +91,7 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kScaleOnly:
     case ScoreMode::kDropout:
       return true;
-    case ScoreMode::kCausalAlibi:
+    case ScoreMode::kAlibi:
     case ScoreMode::kSoftcap:
     case ScoreMode::kMask:
     case ScoreMode::kMaskDropout:

@@ -62,6 +62,10 @@ constexpr int64_t kSmsOfFewTiles = 8;
 // a warpgroup matters more.
 constexpr int64_t kTwoCtasTokens = 1536;
 
+// Up to this number of tokens, calls with a key bias in which queries see different keys have tiles of 128 queries at
+// head dim 64, and longer ones of 192.
+constexpr int64_t kKeyBiasTokensOfFewerQueries = 512;
+
 // Rows of head dims that are no multiples of this do not consist of whole 32-byte sectors. TMA loads of such rows are
 // slower and bound a call. Above head dim 64, calls with more keys than kKeysBoundByLoads, or
 // kKeysBoundByLoadsOneSided, then load K and V once for 192 queries instead of 128.
@@ -78,6 +82,7 @@ constexpr int64_t kMostEdgeTokensOneSided = 4096;
 // The cost of a row of queries in a tile with fewer of them, relative to the tile that it stands in for: fewer rows
 // share a read of K and V.
 constexpr double kRowCostUpTo64 = 1.2;
+constexpr double kRowCostOfKeyBias = 1.4;  // up to head dim 64, too
 constexpr double kRowCost = 1.07;
 constexpr double kRowCostOfSlowLoads = 1.3;
 
@@ -149,7 +154,7 @@ bool splits_keys(const attention::ForwardParams& p, int tile_queries, const Limi
 ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
   if (has_only_softcap(p)) return ScoreMode::kSoftcap;
   if (const std::optional<ScoreMode> of_keys = key_bias_mode(p)) return *of_keys;
-  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p, limits);
+  return has_only_alibi(p) ? ScoreMode::kAlibi : score_mode_sm90(p, limits);
 }
 
 // Whether SMs stay busy where each CTA has all keys of a head.
@@ -272,7 +277,8 @@ bool fills_gpu_more_evenly(const attention::ForwardParams& p, const ForwardConfi
     return rows * std::ceil(waves_of_tiles(rows));
   };
   const double of_long_rows = has_whole_sectors(p) ? kRowCost : kRowCostOfSlowLoads;
-  return rows_of_cta(fewer) * (more.dims.v <= 64 ? kRowCostUpTo64 : of_long_rows) < rows_of_cta(more);
+  const double of_short_rows = more.has_key_bias() ? kRowCostOfKeyBias : kRowCostUpTo64;
+  return rows_of_cta(fewer) * (more.dims.v <= 64 ? of_short_rows : of_long_rows) < rows_of_cta(more);
 }
 
 constexpr int kNoRow = -1;
@@ -318,14 +324,18 @@ int row_of_blocks(const attention::ForwardParams& p, RowKind kind, int chosen) {
 // p: with packed heads, if the row packs them.
 int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& limits) {
   const auto default_row = [&](ScoreMode score) {
-    return find_row(p, kind, [&](const ForwardConfig& row) { return row.score == score && !row.split_kv; });
+    const bool later_keys = score == ScoreMode::kAlibi && p.visibility.right != 0;
+    return find_row(p, kind, [&](const ForwardConfig& row) {
+      return row.score == score && !row.split_kv && row.later_keys == later_keys;
+    });
   };
   const ScoreMode score = score_mode(p, limits);
   int chosen = default_row(score);
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
   if (chosen == kNoRow) return kNoRow;
-  if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return row_of_blocks(p, kind, chosen);
-  const int split_kv = find_row(p, kind, [](const ForwardConfig& row) { return row.split_kv; });
+  const ScoreMode of_row = sm90::kForwardConfigs[chosen].score;
+  if (of_row != ScoreMode::kScaleOnly && of_row != ScoreMode::kKeyBias) return row_of_blocks(p, kind, chosen);
+  const int split_kv = find_row(p, kind, [&](const ForwardConfig& row) { return row.split_kv && row.score == of_row; });
   const bool has_slices = num_slices(p.head_dim_v, sm90::kColumns) > 1;  // for which fewer splits would be left
   if (split_kv != kNoRow && !has_slices && splits_keys(p, sm90::kForwardConfigs[split_kv].block_m(), limits))
     return split_kv;
@@ -348,18 +358,22 @@ int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& li
   const int fewer_queries = other_row([](const ForwardConfig& row, const ForwardConfig& current) {
     return row.block_m() < current.block_m() && row.block_n == current.block_n;
   });
-  const bool takes_fewer = fewer_queries != kNoRow && fills_gpu_more_evenly(p, sm90::kForwardConfigs[fewer_queries],
-                                                                            sm90::kForwardConfigs[chosen], limits);
+  if (fewer_queries == kNoRow) return chosen;
+  // Where queries see different keys, what is subtracted from a key bias depends on the tile, so only lengths decide.
+  const bool takes_fewer =
+      of_row == ScoreMode::kKeyBias && !p.visibility.unlimited()
+          ? longest(p) <= kKeyBiasTokensOfFewerQueries
+          : fills_gpu_more_evenly(p, sm90::kForwardConfigs[fewer_queries], sm90::kForwardConfigs[chosen], limits);
   return takes_fewer ? fewer_queries : chosen;
 }
 
 // Whether a plan without a mask can compute intervals of keys. Split-KV cannot, because it combines the splits of all
-// batch entries.
+// batch entries. ALiBi of later keys cannot, because an interval moves the diagonal.
 bool takes_intervals(const ForwardPlan& plan) {
   if (plan.kernel == ForwardKernel::kSingleTile) return true;
   if (plan.kernel != ForwardKernel::kWarpSpecialised) return false;
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];
-  return !config.has_bias_or_mask() && !config.split_kv;
+  return !config.has_bias_or_mask() && !config.split_kv && !config.later_keys;
 }
 
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.
@@ -469,7 +483,7 @@ ForwardPlan plan_forward(const attention::ForwardParams& p, bool may_pack_heads,
   if (reads_bias_boxes(config.score) && p.score_mod.bias.is_relative()) {
     plan.workspace.bias_boxes = append(plan.workspace.bytes, relative_bias_boxes(p).bytes());
   }
-  if (config.has_key_bias() && attention::is_float32_key_bias(p.score_mod.bias)) {
+  if (config.has_key_bias()) {
     plan.workspace.bias_maxima =
         append(plan.workspace.bytes, attention::KeyBiasMaxima::bytes(attention::Float32KeyBias::of(p)));
   }

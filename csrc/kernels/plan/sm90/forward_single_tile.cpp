@@ -40,14 +40,10 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Single
   return best;
 }
 
-// A bias is divided by the scale. From this scale on, the parts of its augmented column are finite for every finite
-// number of float16.
-constexpr double kLeastScale = 0x1p-10;
-
 // The score mode of a call, if there may be rows for it. A mask of keys counts as a key bias of 0 and -inf.
 std::optional<ScoreMode> score_of(const attention::ForwardParams& p) {
   if (score_mode_sm90(p) == ScoreMode::kScaleOnly) return ScoreMode::kScaleOnly;
-  const bool has_bias = key_bias_score(p) == ScoreMode::kKeyBias && p.score_mod.scale >= kLeastScale;
+  const bool has_bias = key_bias_score(p) == ScoreMode::kKeyBias;
   return has_bias || has_only_key_mask(p) ? std::optional(ScoreMode::kKeyBias) : std::nullopt;
 }
 

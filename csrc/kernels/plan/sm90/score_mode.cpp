@@ -15,11 +15,12 @@ namespace {
 // Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
 bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
 
-// Whether scores are scaled by a positive number and changed by a bias that is broadcast along queries only.
+// Whether scores are scaled by a positive number, not too small, and changed by a bias that is broadcast along queries
+// only.
 bool has_only_key_bias(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;
   others.bias = {};
-  return p.score_mod.bias.is_of_keys() && others.plain() && others.scale > 0.0;
+  return p.score_mod.bias.is_of_keys() && others.plain() && others.scale >= attention::kLeastKeyBiasScale;
 }
 
 // Whether nothing but a scale of any sign changes scores, and no weight is dropped.
@@ -63,7 +64,7 @@ bool may_sum_dscores(const attention::AttentionParams& p) {
   if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim || has_few_queries(p)) return false;
   if (p.head_dim_qk % 8 != 0 || p.head_dim_v % 8 != 0 || weights_may_vanish(p)) return false;
   if (std::max(p.sequences.max_seqlen_q, visible_keys(p)) <= kPortableTokens) return false;
-  // Both passes subtract the same numbers from a float32 bias (KeyBiasMaxima), and the forward pass copies none.
+  // Both passes subtract large numbers from a float32 bias (KeyBiasMaxima), and the forward pass copies none.
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.element == attention::ElementType::kFloat32 && bias.key_stride != 1) return false;
   // The last query of a tile must see all keys that others see (KeyBiasMaxima).

@@ -169,11 +169,9 @@ struct ForwardConsumer {
   // In registers, since converting the numbers of a call in each step takes longer than capping the scores.
   [[no_unique_address]] std::conditional_t<Traits::kConfig.score == ScoreMode::kSoftcap, Softcap, Unchanged> softcap{
       args.params.score_mod};
-  static constexpr bool kAlibi = Traits::kConfig.score == ScoreMode::kCausalAlibi;
-  [[no_unique_address]] std::conditional_t<kAlibi, CausalAlibi, Unchanged> alibi{args.params.score_mod};
-  static constexpr bool kKeyBias = Traits::kConfig.has_key_bias();
-  using KeyBiasOfTile = KeyBias<Element, Scores, /*kMayBeFloat32=*/!always_drops(Traits::kConfig.score)>;
-  [[no_unique_address]] std::conditional_t<kKeyBias, KeyBiasOfTile, Unchanged> key_bias{args.params.score_mod};
+  static constexpr bool kAlibi = Traits::kConfig.score == ScoreMode::kAlibi;
+  [[no_unique_address]] std::conditional_t<kAlibi, Alibi<Traits::kConfig.later_keys>, Unchanged> alibi{
+      args.params.score_mod};
 
   Scores scores;
   typename Traits::Output out;
@@ -182,9 +180,9 @@ struct ForwardConsumer {
   typename Traits::Softmax softmax;
   RowEnds ends;
   bool out_is_empty = true;
-  bool not_finite = false;  // whether a result of the warp's rows is not finite, even relative to the row maximum
-  bool masked = false;      // whether the mask hides something of the current tile of keys
-  MainloopTile next{};      // the next tile of keys
+  bool needs_repair = false;  // whether some of the warp's rows need it, even relative to the row maximum
+  bool masked = false;        // whether the mask hides something of the current tile of keys
+  MainloopTile next{};        // the next tile of keys
   QueryStages<Traits> queries{shared};
   KeyStages<Traits> stages{shared, warpgroup};
   typename decltype(Shared::work_pipeline)::State work_state{};
@@ -214,7 +212,7 @@ struct ForwardConsumer {
     queries.await_output();
     // With split-KV the combine kernel finishes the rows.
     const int last = uniform(shared.work[work_state.stage].tile);
-    if (!Traits::kConfig.split_kv && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
+    if (!Traits::kConfig.split_kv && needs_repair) repair_flagged<Traits>(args, last, first_row() + warp_row());
   }
 
  private:
@@ -291,8 +289,12 @@ struct ForwardConsumer {
           epilogue_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.state.stage][warpgroup] : nullptr);
     }
     __syncwarp();
-    if constexpr (kRescale == Rescale::kAboveThreshold) not_finite |= needs_recompute;
-    flag_rows<Traits, kRescale>(args.flags, work.tile, needs_recompute, shared.any_flagged);
+    Repair repair = needs_recompute ? Repair::kNotFinite : Repair::kNone;
+    if constexpr (Traits::kConfig.has_key_bias()) {
+      if (!needs_recompute && __any_sync(0xFFFFFFFFu, ends.is_inexact)) repair = Repair::kInexactScores;
+    }
+    if constexpr (kRescale == Rescale::kAboveThreshold) needs_repair |= repair != Repair::kNone;
+    flag_rows<Traits, kRescale>(args.flags, work.tile, repair, shared.any_flagged);
   }
 
   template <Rescale kRescale>
@@ -307,7 +309,7 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ ForwardEpilogue<Traits> epilogue_of(const Work& work) const {
-    return {args, work, first_row() + warp_row()};
+    return {args, work, first_row() + warp_row(), shared.key_bias_maximum(work_state.stage)};
   }
 
   // The prologue: the first tile of keys has no PV GEMM to overlap with.
@@ -323,10 +325,6 @@ struct ForwardConsumer {
     if constexpr (Traits::kConfig.has_bias_or_mask())
       bias_mask.start(where_of(work, n), args.params.score_mod.hides_keys());
     if constexpr (kAlibi) alibi.start(where_of(work, n));
-    if constexpr (kKeyBias) {
-      key_bias.start(where_of(work, n), epilogue_of(work).key_bias_maximum());
-      read_key_bias(work, n);
-    }
     queries.wait();
     await_keys(n);
     const bool in_ping_pong = n + 1 != uniform(work.end);
@@ -357,7 +355,6 @@ struct ForwardConsumer {
     issue_qk_gemm();
     if constexpr (kOverlaps) issue_pv_gemm();
     ping_pong_arrive<Traits>(warpgroup);
-    if constexpr (kKeyBias) read_key_bias(work, n);
     ptx::wait_wgmma<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
@@ -410,12 +407,7 @@ struct ForwardConsumer {
           [&](int r, int, int j, int e, int) { scores.at(r, j, e) = softcap(scores.at(r, j, e)); });
     }
     if constexpr (kAlibi) alibi.apply(scores, n * kKeys);
-    if constexpr (kKeyBias) key_bias.apply(scores);
     if (!kFull && !own.full(n)) hide_invisible<Traits>(args, where, scores);
-  }
-
-  __device__ __forceinline__ void read_key_bias(const Work& work, int n) {
-    key_bias.read(n * kKeys, static_cast<int>(work.coord.sequence.num_keys) - n * kKeys);
   }
 
   __device__ __forceinline__ void drop(const Work& work, int n) {
@@ -430,7 +422,7 @@ struct ForwardConsumer {
 
   __device__ __forceinline__ bool folds_scale() const {
     if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) return false;
-    if constexpr (kAlibi || kKeyBias) return false;
+    if constexpr (kAlibi) return false;
     return !Traits::kConfig.modifies_scores() || args.params.score_mod.only_scales();
   }
   __device__ __forceinline__ Exponent exponent() const {
@@ -457,7 +449,7 @@ struct ForwardConsumer {
     // With single stages no descriptor changes, and ptxas would keep so many in registers that it spills others.
     if constexpr (Traits::kValuesFirst) rows = ptx::pin(rows);
     tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(rows),
-                     tile::SmemOperand<K>(shared.k[0]).after(stages.k.stage));
+                     tile::SmemOperand<K>(shared.k[0]).after(stages.k.stage), stages.key_bias());
   }
   __device__ __forceinline__ void issue_pv_gemm() {
     using V = typename Traits::VTile;

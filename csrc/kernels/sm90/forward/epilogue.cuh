@@ -4,6 +4,7 @@
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/schedule/block.cuh"
+#include "kernels/sm90/forward/key_bias_writer.cuh"
 #include "kernels/sm90/forward/packed_rows.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/traits.h"
@@ -30,12 +31,12 @@ __device__ __forceinline__ bool is_store_enabled(const TileFlags& flags, int til
 }
 
 // Sets or clears the flag of the calling warp's rows. This kernel recomputes rows whose sum left the range of
-// Rescale::kNever; repair_flagged recomputes those that are not finite even then.
+// Rescale::kNever; repair_flagged repairs those that are not finite even then, or inexact.
 template <class Traits, Rescale kRescale>
-__device__ __forceinline__ void flag_rows(const TileFlags& flags, int tile, bool needs_recompute, int& any_flagged) {
+__device__ __forceinline__ void flag_rows(const TileFlags& flags, int tile, Repair repair, int& any_flagged) {
   if (tile::lane() == 0) {
-    warp_flag<Traits>(flags, tile) = needs_recompute;
-    if (kRescale == Rescale::kNever && needs_recompute) *const_cast<volatile int*>(&any_flagged) = 1;
+    warp_flag<Traits>(flags, tile) = static_cast<uint8_t>(repair);
+    if (kRescale == Rescale::kNever && repair != Repair::kNone) *const_cast<volatile int*>(&any_flagged) = 1;
   }
   __syncwarp();
 }
@@ -55,12 +56,45 @@ __device__ __noinline__ void recompute_row_of_cache(const typename Traits::Argum
       args.params, common::head_rows(p, sequence, head), query, {first_column, first_column + kColumns});
 }
 
+// Recomputes one row of a work tile that has a key bias.
+template <class Traits>
+__device__ __noinline__ void recompute_row_beside_bias(const typename Traits::Arguments& args,
+                                                       const common::HeadRows& head, int64_t query) {
+  common::compute_forward_row<typename Traits::Element, common::OwnKeysWithBias>(args.params, head, query, {});
+}
+
+// With a key bias, a bit for each of the calling warp's rows of a flagged work tile that has to be recomputed. first:
+// the first row, which exists.
+template <class Traits>
+__device__ __noinline__ uint32_t rows_to_recompute(const typename Traits::Arguments& args, const common::HeadRows& head,
+                                                   int tile, int64_t first) {
+  if (static_cast<Repair>(warp_flag<Traits>(args.flags, tile)) != Repair::kInexactScores) return 0xFFFFFFFFu;
+  const attention::Sequence& sequence = head.sequence;
+  const int64_t first_of_tile = first / Traits::kQueries * Traits::kQueries;
+  const attention::Interval keys = args.params.visibility.keys_of_tile(
+      {first_of_tile, min(first_of_tile + Traits::kQueries, sequence.num_queries)}, sequence);
+  constexpr int kKeys = Traits::kConfig.block_n;
+  const int last = static_cast<int>(keys.end - 1) / kKeys;
+  float largest = -INFINITY;  // of the last tile of keys
+  for (int key = last * kKeys + tile::lane(); key < min((last + 1) * kKeys, static_cast<int>(sequence.num_keys));
+       key += tile::kWarpSize) {
+    largest = fmaxf(largest, common::load_bias<float>(args.params.score_mod.bias, {sequence.batch, head.head, 0, key}));
+  }
+  const float maximum = find_key_bias_maximum<Traits>(args, {sequence, head.head, head.key_head},
+                                                      {static_cast<int>(keys.begin) / kKeys, last}, largest);
+  attention::StatisticView row_max = {};
+  if constexpr (Traits::kConfig.row_max) row_max = args.params.row_max;
+  const attention::Interval rows = {first, min(first + 16, sequence.num_queries)};
+  return repair_statistics<typename Traits::Element>(args.params, row_max, head, rows, {maximum, kMostBelowMaximum});
+}
+
 // Recomputes the calling warp's flagged rows of all work tiles that its CTA had. last_tile: the last of these;
 // first_row: the warp's first row in a tile.
 template <class Traits>
 __device__ __forceinline__ void repair_flagged(const typename Traits::Arguments& args, int last_tile, int first_row) {
   constexpr int kRows = 16;
   const attention::BasicForwardParams& p = args.params;
+  [[maybe_unused]] uint32_t rows = 0;  // with a key bias: a bit for each row of the tile that is recomputed
   // A single loop, so that what the rows of a tile share takes no registers while a row is computed.
 #pragma unroll 1
   for (int tile = last_tile, row = 0; tile >= 0;) {
@@ -79,8 +113,16 @@ __device__ __forceinline__ void repair_flagged(const typename Traits::Arguments&
     const int first_column = static_cast<int>(at.slice) * kColumns;
     const int64_t query = first_query_of(args.schedule, at, Traits::kQueries) + first_row + row++;
     if (query >= sequence.num_queries) continue;
-    common::compute_forward_row<typename Traits::Element>(args.params, head, query,
-                                                          {first_column, first_column + kColumns});
+    if constexpr (Traits::kConfig.has_key_bias()) {
+      if (row == 1) rows = rows_to_recompute<Traits>(args, head, tile, query);
+      if ((rows >> (row - 1) & 1) == 0) continue;
+    }
+    const common::ColumnRange columns = {first_column, first_column + kColumns};
+    if constexpr (Traits::kConfig.has_key_bias()) {
+      recompute_row_beside_bias<Traits>(args, head, query);
+    } else {
+      common::compute_forward_row<typename Traits::Element>(args.params, head, query, columns);
+    }
   }
 }
 
@@ -91,6 +133,7 @@ struct RowEnds {
   float total[2];        // l with the sink, relative to the larger of row maximum and sink
   float factor[2];       // rescales l to the maximum of total
   bool needs_recompute;  // whether a sum left its range
+  bool is_inexact;       // with a key bias: whether scores have lost digits
 };
 
 template <class Traits>
@@ -102,7 +145,8 @@ struct ForwardEpilogue {
 
   const typename Traits::Arguments& args;
   const typename ForwardShared<Traits>::Work& work;
-  const int first_row;  // the warp's, in the tile of queries
+  const int first_row;                  // the warp's, in the tile of queries
+  const float key_bias_maximum = 0.0f;  // that was subtracted from the biases
 
   // The warp's first query, or row of packed heads.
   __device__ __forceinline__ int64_t query() const { return int64_t{work.first_query} + first_row; }
@@ -115,16 +159,6 @@ struct ForwardEpilogue {
   }
   __device__ __forceinline__ int64_t head_of_row(int r) const {
     return work.coord.head + packed_head_of<Traits>(args, r);
-  }
-
-  // What is subtracted from the biases of the work tile's keys.
-  __device__ __forceinline__ float key_bias_maximum() const {
-    if constexpr (Traits::kConfig.has_key_bias()) {
-      static_assert(Traits::kQueries == attention::KeyBiasMaxima::kQueries);
-      const attention::KeyBiasMaxima& maxima = args.key_bias_maxima;
-      if (maxima.present()) return maxima.of(args.params, work.coord.sequence, work.coord.head, work.first_query);
-    }
-    return 0.0f;
   }
 
   // Writes the LSE and row_max, where stores are enabled. hides_row(r): whether the mask hides every key that the
@@ -143,6 +177,7 @@ struct ForwardEpilogue {
     float own_maximum = 0.0f;
     RowEnds ends;
     ends.needs_recompute = false;
+    ends.is_inexact = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       ends.l[r] = tile::quad_sum(softmax.l[r]);
@@ -157,12 +192,11 @@ struct ForwardEpilogue {
         ends.needs_recompute |= exists(r, rows) && !sees_nothing;
       }
       // A row that sees no key has the sink itself as its LSE.
-      const float maximum = l == 0.0f ? 0.0f : key_bias_maximum();
+      const float maximum = l == 0.0f ? 0.0f : key_bias_maximum;
       if constexpr (Traits::kConfig.has_key_bias()) {
-        const bool is_low = softmax.m[r] < -attention::KeyBiasMaxima::kMostDistance && softmax.m[r] > -INFINITY;
-        // Beside dominant biases nothing was lost, if nothing was subtracted.
-        const bool is_uniform = softmax.m[r] <= -attention::kLeastDominant && maximum == 0.0f;
-        ends.needs_recompute |= is_low && !is_uniform && args.key_bias_maxima.present() && exists(r, rows);
+        const float m = softmax.m[r] * scale;
+        ends.is_inexact |= m < -kMostBelowMaximum && m != -INFINITY && exists(r, rows);
+        ends.needs_recompute |= m > attention::kMostScore && exists(r, rows);
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
       if constexpr (Traits::kConfig.may_pack_heads()) {
@@ -194,7 +228,7 @@ struct ForwardEpilogue {
       } else {
         *p.lse.at<float>(sequence.batch, work.coord.head, row) = result.value;
       }
-      if (kMayModify && p.lse_residual.present()) {
+      if ((kMayModify || Traits::kConfig.has_key_bias()) && p.lse_residual.present()) {
         *p.lse_residual.at<float>(sequence.batch, work.coord.head, row) = result.residual;
       }
       if constexpr (Traits::kConfig.row_max) {

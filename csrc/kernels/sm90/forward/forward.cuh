@@ -5,6 +5,7 @@
 // query head or packed heads, kQueries rows), longest first.
 // Warpgroup 0 is the producer: one thread fetches work tiles and says which keys they see (scheduler.cuh), another one
 // issues all TMA loads (producer.cuh). In kernels for a cache two warps do, one those of Q and K, the other those of V.
+// In kernels for a key bias another warp writes it beside K (key_bias_writer.cuh).
 // Each other warpgroup is a consumer of 64 of the queries (consumer.cuh): S, P and O live in its registers. The
 // consumers run in ping-pong where ForwardConfig::ping_pong says so (stages.cuh).
 // Shared memory: pipelines of one or two stages of Q and of two to four of K and V; biases and masks (ForwardShared).
@@ -12,6 +13,7 @@
 #pragma once
 
 #include "kernels/sm90/forward/consumer.cuh"
+#include "kernels/sm90/forward/key_bias_writer.cuh"
 #include "kernels/sm90/forward/producer.cuh"
 #include "kernels/sm90/kernel.cuh"
 
@@ -44,6 +46,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
       if (warp == 0 && ptx::elect()) Producer{args, shared}.run();
     }
     if (warp == 1) ForwardScheduler<Traits>{args, shared}.start();
+    if constexpr (Traits::kKeyBiasWarps > 0) {
+      if (warp == 2) ForwardKeyBiasWriter<Traits>{args, shared}.run();
+    }
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     using Consumer = ForwardConsumer<Traits>;

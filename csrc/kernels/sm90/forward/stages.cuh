@@ -37,6 +37,15 @@ struct KeyStages {
   State k{};
   State v{};
 
+  // What the QK GEMM adds.
+  __device__ __forceinline__ auto key_bias() const {
+    if constexpr (Traits::kConfig.has_key_bias()) {
+      return tile::SharedAugmentedStep(shared.key_bias.factors, shared.key_bias.columns[0], k.stage, 0);
+    } else {
+      return tile::NoAugmentedStep{};
+    }
+  }
+
   __device__ __forceinline__ void wait_keys() { shared.k_pipeline.consumer_wait(k); }
   __device__ __forceinline__ void wait_values() { shared.v_pipeline.consumer_wait(v); }
   __device__ __forceinline__ void release_keys() { release(shared.k_pipeline, k); }

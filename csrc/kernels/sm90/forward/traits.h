@@ -16,8 +16,10 @@
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"
+#include "kernels/sm90/forward/key_bias.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/tensor_map.h"
+#include "tile/sm90/augmented_columns.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 #include "tile/sm90/row_sums.h"
@@ -62,7 +64,7 @@ struct ForwardArguments {
   ExistingTiles existing_tiles;
   KeyBoxes key_boxes;     // only of kernels for a cache
   int log2_packed_heads;  // the same: log2 of the number of query heads whose rows share a tile (PackGQA)
-  attention::KeyBiasMaxima key_bias_maxima;  // only of kernels for a key bias, and if that is float32
+  attention::KeyBiasMaxima key_bias_maxima;  // only of kernels for a key bias
 };
 
 template <class ElementType, ForwardConfig kConfigValue>
@@ -98,7 +100,8 @@ struct ForwardTraits {
 
   // Keeps the row maximum of the first tile of keys while the sums stay in range. float16 has no range to spare. With a
   // key bias the first tile is often padding, of which the maximum says nothing.
-  static constexpr bool kKeepsFirstMaximum = kConfig.rounded_sums && kIsBfloat16 && !kConfig.has_key_bias();
+  static constexpr bool kKeepsFirstMaximum =
+      kConfig.rounded_sums && kIsBfloat16 && !kConfig.has_key_bias() && !kConfig.later_keys;
 
   using QTile = tile::SmemTile<Element, tile::kWarpgroupRows, kDims.qk>;
   using KTile = tile::SmemTile<Element, kConfig.block_n, kDims.qk>;
@@ -115,6 +118,9 @@ struct ForwardTraits {
   using BiasTile =
       std::conditional_t<kHasBoxes, tile::SmemTile<Element, tile::kWarpgroupRows, kConfig.block_n>, NoBiasMask>;
   using Staged = std::conditional_t<kGeneric, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+  static constexpr int kKeyBiasWarps = kConfig.has_key_bias() ? 1 : 0;  // that write it
+  // Of bfloat16 beside either type of q: float16's largest number is too small for a float32 bias.
+  using KeyBias = tile::AugmentedColumns<__nv_bfloat16, kConfig.block_n>;
 };
 
 // Named barriers. Barrier 0 is __syncthreads. A warpgroup adds its index where each has a barrier of its own.
@@ -164,6 +170,14 @@ struct ForwardShared {
   typename Traits::QTile q[Traits::kConfig.q_stages][kWarpgroups];
   typename Traits::KTile k[kStages];
   typename Traits::VTile v[kStages];
+  struct KeyBiasStages {
+    typename Traits::KeyBias columns[kStages];  // stages of k
+    float maximum[kWorkStages];                 // that is subtracted from them
+    tile::SharedColumnFactors<typename Traits::KeyBias::Element> factors;
+  };
+  struct NoKeyBias {};
+  // Other members follow, because compute-sanitizer ignores the stride of 0 in the factors' descriptor.
+  [[no_unique_address]] std::conditional_t<Traits::kConfig.has_key_bias(), KeyBiasStages, NoKeyBias> key_bias;
   typename Traits::BiasTile bias[Traits::kHasBoxes ? kStages : 1][kWarpgroups];  // stages of k
   using Work = sm90::Work<kWarpgroups>;
   Work work[kWorkStages];
@@ -180,13 +194,23 @@ struct ForwardShared {
 
   __device__ __forceinline__ void init() {
     q_pipeline.init(Traits::kConfig.tma_store ? Traits::kWarps : kWarpgroups);
-    k_pipeline.init(kWarpgroups);
+    k_pipeline.init(kWarpgroups, 1 + Traits::kKeyBiasWarps);
     v_pipeline.init(kWarpgroups);
-    work_pipeline.init(Traits::kWarps + (Traits::kConfig.kv_cache ? 2 : 1));  // and the producers
+    // And the producers.
+    work_pipeline.init(Traits::kWarps + (Traits::kConfig.kv_cache ? 2 : 1) + Traits::kKeyBiasWarps);
     ptx::init_barrier(may_fetch_work, 1);
     ptx::init_barrier(all_processed, Traits::kWarps);
     any_flagged = 0;
     ptx::fence_barrier_init();
+  }
+
+  // What was subtracted from the biases of a work tile's keys, once some of these have arrived.
+  __device__ __forceinline__ float key_bias_maximum([[maybe_unused]] int work_stage) const {
+    if constexpr (Traits::kConfig.has_key_bias()) {
+      return key_bias.maximum[work_stage];
+    } else {
+      return 0.0f;
+    }
   }
 
   // Called by the consumers while the first loads are in flight.

@@ -93,7 +93,7 @@ struct Statistics {
   }
 
   // The same with KeyBiasMaxima. NaN where gradients are computed again: also where scores had lost digits in the
-  // forward pass, which subtracts nothing from a 16-bit bias.
+  // forward pass, which subtracts nothing from a 16-bit bias as large.
   __device__ __forceinline__ float relative_to_maximum(float lse, int64_t query, bool exists) const {
     if (lse == -INFINITY) return lse;
     const auto in_sequence = static_cast<int>(query - sequence.query_begin);

@@ -66,7 +66,7 @@ struct KeyStationaryTraits {
   static constexpr bool kBiased = reads_bias_boxes(kConfig.score);  // without a mask
   // The bias occupies the stage of dS, so the draws need memory of their own.
   static constexpr bool kHasDraws = kBiased && kDrops;
-  static constexpr bool kAlibi = kConfig.score == ScoreMode::kCausalAlibi;
+  static constexpr bool kAlibi = kConfig.score == ScoreMode::kAlibi;
   static_assert(!kAlibi || kConfig.adds_statistics);
   static constexpr bool kCapped = kConfig.score == ScoreMode::kSoftcap;
   static_assert(!kCapped || !kConfig.adds_statistics);

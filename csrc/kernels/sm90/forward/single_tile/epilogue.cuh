@@ -92,40 +92,7 @@ __device__ __forceinline__ Repair store_result(const SingleTileArguments& args, 
   if (__any_sync(0xFFFFFFFFu, is_not_finite)) return Repair::kNotFinite;
   if (!Traits::kKeyBias || !p.score_mod.bias.present()) return Repair::kNone;
   const bool is_inexact = is_inexact_row(0) || is_inexact_row(1);
-  return __any_sync(0xFFFFFFFFu, is_inexact) ? Repair::kLargeScores : Repair::kNone;
-}
-
-// The bias of a head's keys, where it is the same for all that it does not hide, and dominates q.k; else 0. bias: the
-// head's row.
-template <class Element>
-__device__ __forceinline__ float find_dominant_bias(const Element* bias, int num_keys) {
-  float lowest = INFINITY;
-  float largest = -INFINITY;
-#pragma unroll 1
-  for (int key = tile::lane(); key < num_keys; key += tile::kWarpSize) {
-    const auto own = static_cast<float>(bias[key]);
-    if (own == -INFINITY) continue;
-    lowest = fminf(lowest, own);
-    largest = fmaxf(largest, own);
-  }
-  largest = common::maximum_over_warp(largest);
-  const bool is_same = largest == -common::maximum_over_warp(-lowest);
-  return is_same && fabsf(largest) >= attention::kLeastDominant ? largest : 0.0f;
-}
-
-// Replaces the LSE of rows that weigh keys by such a bias. The rest is right: O is a mean of v, and the residual is the
-// logarithm of the number of keys. But the bias was divided by the scale, and numbers below KeyBiasWriter::kLowest were
-// raised.
-__device__ __forceinline__ void replace_lse(const attention::ForwardParams& p, const common::HeadRows& head, int first,
-                                            int end, float bias) {
-  const int query = first + tile::lane();
-  if (query >= end) return;
-  const auto at = [&](const attention::StatisticView& view) {
-    return view.at<float>(head.sequence.batch, head.head, head.sequence.query_begin + query);
-  };
-  if (*at(p.lse) == -INFINITY) return;  // q.k is -inf for all keys
-  *at(p.lse) = bias;
-  if (p.row_max.present()) *at(p.row_max) = bias;
+  return __any_sync(0xFFFFFFFFu, is_inexact) ? Repair::kInexactScores : Repair::kNone;
 }
 
 // Rows with a non-finite result are recomputed without tensor cores, since the result may be 0 times a NaN or infinity
@@ -150,21 +117,15 @@ __device__ __forceinline__ void repair_flagged(const SingleTileArguments& args, 
       if (repair == Repair::kNone) continue;
       const int first = first_query + own_row(query_tile);
       const int end = min(first + 16, static_cast<int>(sequence.num_queries));
+      uint32_t rows = 0xFFFFFFFFu;  // a bit for each one that is recomputed
       if constexpr (Traits::kKeyBias) {
-        if (repair == Repair::kLargeScores && p.sink == nullptr) {
-          const attention::BroadcastView& view = p.score_mod.bias;
-          const auto* const of_head =
-              static_cast<const typename Traits::Element*>(view.data) + view.offset({sequence.batch, head.head, 0, 0});
-          const float bias = find_dominant_bias(of_head, static_cast<int>(sequence.num_keys));
-          if (bias != 0.0f) {
-            replace_lse(p, head, first, end, bias);
-            continue;
-          }
-        }
+        const ScoreRange range = {.maximum = 0.0f, .most_distance = attention::kMostScore};
+        if (repair == Repair::kInexactScores)
+          rows = repair_statistics<typename Traits::Element>(p, p.row_max, head, {first, end}, range);
       }
 #pragma unroll 1
-      for (int query = first; query < end; ++query) {
-        common::compute_forward_row<typename Traits::Element>(p, head, query, {});
+      for (int query = first; query < end; ++query, rows >>= 1) {
+        if (rows % 2 != 0) common::compute_forward_row<typename Traits::Element>(p, head, query, {});
       }
     }
     query_tile -= work_tile.query_tiles;

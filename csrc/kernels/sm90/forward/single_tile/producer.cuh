@@ -135,10 +135,6 @@ struct KeyBiasWriter {
   }
 
  private:
-  // What numbers of bfloat16 are raised to, so that the parts of an augmented column, and their sum, are finite. Rows
-  // that see nothing else are recomputed (kMostScore). Finite numbers of float16 are never as low.
-  static constexpr float kLowest = -0x1p126f;
-
   __device__ __forceinline__ int key_of(int i) const { return warp * tile::kWarpSize + tile::lane() + i * kStep; }
 
   __device__ __forceinline__ void read(float (&biases)[kLaneKeys], const HeadCoord& coord) const {
@@ -164,11 +160,7 @@ struct KeyBiasWriter {
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       if (key_of(i) >= Traits::kKeys) break;
-      const bool is_hidden = biases[i] == -INFINITY;
-      const float bias = biases[i] * inverse_scale;
-      // A NaN stays.
-      shared.key_bias.columns[work_state.stage].rows[key_of(i)] =
-          is_hidden ? Columns::hidden_row() : Columns::row(bias < kLowest ? kLowest : bias);
+      shared.key_bias.columns[work_state.stage].rows[key_of(i)] = key_bias_column<Columns>(biases[i], inverse_scale);
     }
     ptx::fence_stores();
     __syncwarp();

@@ -9,6 +9,7 @@
 #include "kernels/schedule/head_tiles.h"
 #include "kernels/schedule/key_intervals.cuh"
 #include "kernels/schedule/schedule.cuh"
+#include "kernels/sm90/forward/key_bias.cuh"
 #include "kernels/sm90/tensor_map.h"
 #include "kernels/sm90/tile_scheduler.cuh"
 #include "tile/sm90/augmented_columns.h"
@@ -73,13 +74,6 @@ struct SingleTileTraits {
   using Scores = tile::WarpgroupAccumulator<kPartKeys>;
   using Output = tile::WarpgroupAccumulator<kDims.v>;
   using KeyBias = tile::AugmentedColumns<Element, kKeys>;  // divided by the scale
-};
-
-// Why a warp's rows are repaired.
-enum class Repair : uint8_t {
-  kNone,
-  kLargeScores,  // a maximum is farther from 0 than kMostScore
-  kNotFinite,    // a result is not finite
 };
 
 // A work tile takes one stage of K and V; each warpgroup has a pipeline of queries of its own.

@@ -1,9 +1,0 @@
-#include "kernels/sm90/forward/launch.cuh"
-
-namespace flash_attn_ext::sm90 {
-
-template cudaError_t forward<__nv_bfloat16, ScoreMode::kCausalAlibi, RowKind::kPlain>(const ForwardCall&,
-                                                                                      const plan::ForwardPlan&, void*,
-                                                                                      cudaStream_t);
-
-}  // namespace flash_attn_ext::sm90
