@@ -66,6 +66,7 @@ def _encoders() -> Iterator[Workload]:
     yield _row("BERT, low padding", (32, 12, 512, 64), ("efficient", "cudnn"), bias=LOW_PADDING_BIAS)
     yield _row("Encoder, added padding", (8, 16, 2048, 128), ("efficient", "cudnn"), **added)
     yield _row("BERT, short", (64, 12, 128, 64), FUSED)
+    yield _row("Jina embeddings", (4, 12, 2048, 64), ("flex", "efficient", "cudnn"), has_alibi=True)
     yield _row("Whisper", (8, 20, 1500, 64), FUSED)
 
 
