@@ -29,8 +29,7 @@ void print_sm90_forward() {
   for (const sm90::ForwardConfig& config : sm90::kForwardConfigs) {
     const auto& [dims, score, warpgroups, block_n, q_stages, kv_stages, ctas_per_sm, ping_pong, intra_overlap, split_kv,
                  tma_store, early_lse, early_q_release, late_pv_wait, unmasked_loop, rounded_sums, row_max, kv_cache,
-                 later_keys] =
-        config;
+                 later_keys] = config;
     print_row("sm90 forward", score,
               {{"qk", dims.qk},
                {"v", dims.v},

@@ -190,7 +190,7 @@ def test_keys_of_two_low_biases(case, values, dtype, backend):
     ]
 )
 def test_gradients_where_a_bias_hides_the_products(case, offset, dtype, backend):
-    """Beside -1e9 float32 has no digits left of q.k, the mean of which is far from 0. Both passes have the same weights."""
+    """Beside -1e9 float32 has no digits left of q.k, whose mean is far from 0. Both passes have the same weights."""
 
     def draw(seed: int) -> Inputs:
         inputs = without_dbias(make_inputs(case, dtype, backend.device, seed))
