@@ -171,12 +171,13 @@ struct ForwardShared {
   typename Traits::KTile k[kStages];
   typename Traits::VTile v[kStages];
   struct KeyBiasStages {
+    // The columns follow, because compute-sanitizer ignores the stride of 0 in the descriptor of the factors, and would
+    // report a read past the end of shared memory.
+    tile::SharedColumnFactors<typename Traits::KeyBias::Element> factors;
     typename Traits::KeyBias columns[kStages];  // stages of k
     float maximum[kWorkStages];                 // that is subtracted from them
-    tile::SharedColumnFactors<typename Traits::KeyBias::Element> factors;
   };
   struct NoKeyBias {};
-  // Other members follow, because compute-sanitizer ignores the stride of 0 in the factors' descriptor.
   [[no_unique_address]] std::conditional_t<Traits::kConfig.has_key_bias(), KeyBiasStages, NoKeyBias> key_bias;
   typename Traits::BiasTile bias[Traits::kHasBoxes ? kStages : 1][kWarpgroups];  // stages of k
   using Work = sm90::Work<kWarpgroups>;
