@@ -163,6 +163,13 @@ FORWARD_SM90 = [
     (hopper(d=128, bias=(1, 1, 1, LONG)), dict(score_mode="key bias")),
     (hopper({"dropout_p": 0.1}, bias=(8, 16, 1, LONG)), dict(score_mode="key bias and dropout")),
     (hopper({"causal": "top_left"}, d=128, bias=(1, 1, 1, LONG)), dict(score_mode="key bias")),
+    # Larger tiles of queries, unless the diagonal lies within a tile of keys.
+    (hopper({"causal": "top_left"}, bias=(1, 1, 1, LONG)), dict(score_mode="key bias", tile=(192, 128))),
+    (
+        hopper({"causal": "bottom_right"}, sk=LONG + 64, bias=(1, 1, 1, LONG + 64)),
+        dict(score_mode="key bias", tile=(128, 128)),
+    ),
+    (hopper({"causal": "top_left"}, sq=512, bias=(1, 1, 1, 512)), dict(score_mode="key bias", tile=(128, 128))),
     (
         hopper({"causal": "top_left"}, d=128, bias=(8, 16, 1, LONG), bias_dtype=F32),
         dict(score_mode="key bias", workspace={"maxima of the bias": 8 * 16 * LONG // 128 * 4}),

@@ -61,8 +61,8 @@ struct ForwardConfig {
   // say. Calls without a cache take such a row to pack heads.
   bool kv_cache = false;
 
-  // With ALiBi: queries may see later keys, and the row maximum follows the scores. That of the first tile of keys,
-  // which is the last one, would say nothing.
+  // With ALiBi: queries may see later keys. Iteration begins at the last keys, far from the diagonal, so the maximum of
+  // that tile would be too low, and the row maximum follows the scores.
   bool later_keys = false;
 
   // Whether calls of these head dims can take the row. Smaller ones are zero-padded.

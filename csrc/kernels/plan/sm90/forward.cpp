@@ -362,7 +362,7 @@ int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& li
   // Where queries see different keys, what is subtracted from a key bias depends on the tile, so only lengths decide.
   const bool takes_fewer =
       of_row == ScoreMode::kKeyBias && !p.visibility.unlimited()
-          ? longest(p) <= kKeyBiasTokensOfFewerQueries
+          ? longest(p) <= kKeyBiasTokensOfFewerQueries || !has_aligned_diagonal(p)
           : fills_gpu_more_evenly(p, sm90::kForwardConfigs[fewer_queries], sm90::kForwardConfigs[chosen], limits);
   return takes_fewer ? fewer_queries : chosen;
 }

@@ -49,6 +49,10 @@ bool has_only_alibi(const attention::AttentionParams& p) {
 
 bool has_causal_alibi(const attention::AttentionParams& p) { return has_only_alibi(p) && p.visibility.right == 0; }
 
+bool has_aligned_diagonal(const attention::AttentionParams& p) {
+  return (p.visibility.keys_of(int64_t{0}, p.sequences.at(0)).end - 1) % attention::KeyBiasMaxima::kKeys == 0;
+}
+
 std::optional<ScoreMode> key_bias_score_by_position(const attention::AttentionParams& p) {
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (!has_only_key_bias(p) || bias.key_stride != 1 || bias.element != p.element) return std::nullopt;

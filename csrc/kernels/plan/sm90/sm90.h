@@ -47,6 +47,10 @@ bool has_only_alibi(const attention::AttentionParams& params);
 // The same where no query sees a later key. ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);
 
+// Whether the first query sees a multiple of KeyBiasMaxima::kKeys keys, and one more. A larger tile of queries then
+// sees all keys of which the backward pass subtracts the maximum for one of them.
+bool has_aligned_diagonal(const attention::AttentionParams& params);
+
 // kKeyBias or kKeyBiasDropout, where one of these is all that a call needs, whatever hides keys by position.
 std::optional<ScoreMode> key_bias_score_by_position(const attention::AttentionParams& params);
 

@@ -85,7 +85,7 @@ __device__ __noinline__ uint32_t rows_to_recompute(const typename Traits::Argume
   attention::StatisticView row_max = {};
   if constexpr (Traits::kConfig.row_max) row_max = args.params.row_max;
   const attention::Interval rows = {first, min(first + 16, sequence.num_queries)};
-  return repair_statistics<typename Traits::Element>(args.params, row_max, head, rows, {maximum, kMostBelowMaximum});
+  return repair_statistics<typename Traits::Element>(args.params, row_max, head, rows, {maximum, kMostFromMaximum});
 }
 
 // Recomputes the calling warp's flagged rows of all work tiles that its CTA had. last_tile: the last of these;
@@ -195,7 +195,8 @@ struct ForwardEpilogue {
       const float maximum = l == 0.0f ? 0.0f : key_bias_maximum;
       if constexpr (Traits::kConfig.has_key_bias()) {
         const float m = softmax.m[r] * scale;
-        ends.is_inexact |= m < -kMostBelowMaximum && m != -INFINITY && exists(r, rows);
+        const bool is_far = m < -kMostFromMaximum || (maximum == 0.0f && m > kMostFromMaximum);
+        ends.is_inexact |= is_far && m != -INFINITY && exists(r, rows);
         ends.needs_recompute |= m > attention::kMostScore && exists(r, rows);
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};

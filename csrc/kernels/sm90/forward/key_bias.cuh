@@ -14,13 +14,13 @@ namespace flash_attn_ext::sm90 {
 // Why a warp's rows are repaired.
 enum class Repair : uint8_t {
   kNone,
-  kNotFinite,      // a result is not finite
+  kNotFinite,      // a result is not finite, or a score beside a key bias is beyond kMostScore
   kInexactScores,  // the largest score of a row is too far from what was subtracted from the biases
 };
 
 // Tensor cores truncate sums. At this distance from what was subtracted from the biases, that changes a weight by
-// 2^-11. Rows whose scores are farther below are repaired.
-inline constexpr float kMostBelowMaximum = 0x1p12f;
+// 2^-11. Rows whose scores are farther below, or above 0 where nothing was subtracted, are repaired.
+inline constexpr float kMostFromMaximum = 0x1p12f;
 
 // The augmented column of a key. All low biases that dominate q.k are the same power of two, below all others, so that
 // the softmax weighs keys that have them equally, whatever the scale. A NaN stays.
@@ -85,14 +85,15 @@ __device__ __forceinline__ uint32_t repair_statistics(const attention::BasicForw
     const auto at = [&](const attention::StatisticView& statistic) {
       return statistic.at<float>(head.sequence.batch, head.head, head.sequence.query_begin + query);
     };
-    // Rows whose scores are exact are nearer than half of the distance: the LSE exceeds the maximum by a logarithm.
+    // A row that is not far is exact, or a sink has all its weight: the LSE exceeds the maximum by a logarithm.
     const bool is_far = !(fabsf(*at(p.lse) - range.maximum) <= range.most_distance / 2);
     if (is_dominant && has_lse && p.visibility.keys_of(query, head.sequence).end <= bias.end) {
       // An LSE of -inf: q.k is -inf for all keys, or all of them are hidden.
       if (sink == -INFINITY && *at(p.lse) != -INFINITY) *at(p.lse) = bias.value;
       if (row_max.present() && *at(row_max) != -INFINITY) *at(row_max) = bias.value;
     } else {
-      is_recomputed = is_far;
+      const bool is_low = row_max.present() && *at(row_max) <= -attention::kLeastDominant && *at(row_max) != -INFINITY;
+      is_recomputed = is_far || is_low;
     }
   }
   return __ballot_sync(common::kAllLanes, is_recomputed);

@@ -9,9 +9,9 @@
 
 namespace flash_attn_ext::sm90 {
 
-// What is subtracted from the biases of a work tile. earlier: its tiles of keys but the last one, of which
-// KeyBiasMaxima may have keys that the sequence does not have. largest: the largest bias of the lane's keys in that.
-// Called by a warp.
+// What is subtracted from the biases of a work tile. earlier: its tiles of keys but the last one, which is read
+// directly, because its maximum in KeyBiasMaxima may include keys that the sequence does not have. largest: the largest
+// bias of the lane's keys there. Called by a warp.
 template <class Traits>
 __device__ __forceinline__ float find_key_bias_maximum(const typename Traits::Arguments& args, const HeadCoord& coord,
                                                        int2 earlier, float largest) {
@@ -25,8 +25,8 @@ __device__ __forceinline__ float find_key_bias_maximum(const typename Traits::Ar
   return attention::subtracted_key_bias(args.params, coord.head, common::maximum_over_warp(largest));
 }
 
-// Keys that a sequence does not have get -inf. The bias of the next tile is loaded before
-// the warp waits for the stage of this one, so that the load's latency is hidden.
+// Writes the key bias of each work tile's tiles of keys. Keys that a sequence does not have get -inf. The bias of the
+// next tile is loaded before the warp waits for the stage of this one, so that the load's latency is hidden.
 template <class Traits>
 struct ForwardKeyBiasWriter {
   using Element = typename Traits::Element;

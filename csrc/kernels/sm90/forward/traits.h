@@ -99,7 +99,8 @@ struct ForwardTraits {
   static constexpr float kRescaleThresholdLog2 = kConfig.rounded_sums ? 8.0f : 0.0f;
 
   // Keeps the row maximum of the first tile of keys while the sums stay in range. float16 has no range to spare. With a
-  // key bias the first tile is often padding, of which the maximum says nothing.
+  // key bias the first tile is often padding, of which the maximum says nothing; with ALiBi of later keys it is too
+  // low.
   static constexpr bool kKeepsFirstMaximum =
       kConfig.rounded_sums && kIsBfloat16 && !kConfig.has_key_bias() && !kConfig.later_keys;
 
