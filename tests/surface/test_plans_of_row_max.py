@@ -36,7 +36,7 @@ SAME = [  # on Hopper, the same tiles and workspace as without it
     Call(4096, d=192, dv=128, mask=(8, 1, 4096, 4096)),
     Call(4096, d=256, intervals=(8, 1, 4096, 4)),
     Call(4096, bias=(1, 16, 4096, 4096)),
-    Call(4096, d=128, slopes=True),
+    Call(4096, d=128, slopes=True, options={"softcap": 9.0}),
     Call(200),
     Call(64),
     Call(4096, dtype=F32, options={"backend": "sm80"}),

@@ -133,7 +133,8 @@ OF_MANY_HEADS = [
     (Call(32, 2049, batch=1, heads=99), WARP_SPECIALISED),
     (Call(32, 2049, batch=1, heads=98), "split-KV"),
     (Call(32, 4096, batch=17, heads=8), "split-KV"),  # two waves
-    (Call(32, 4096, batch=64, heads=8, slopes=True), "split-KV"),  # generic
+    (Call(32, 4096, batch=64, heads=8, slopes=True, options={"softcap": 9.0}), "split-KV"),  # generic
+    (Call(32, 4096, batch=64, heads=8, slopes=True), WARP_SPECIALISED),
     (Call(32, 4096, batch=64, heads=8, bias=(64, 1, 1, 4096)), WARP_SPECIALISED),
 ]
 
