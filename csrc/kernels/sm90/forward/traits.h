@@ -170,16 +170,16 @@ struct ForwardShared {
 
   typename Traits::QTile q[Traits::kConfig.q_stages][kWarpgroups];
   typename Traits::KTile k[kStages];
-  typename Traits::VTile v[kStages];
   struct KeyBiasStages {
-    // The columns follow, because compute-sanitizer ignores the stride of 0 in the descriptor of the factors, and would
-    // report a read past the end of shared memory.
     tile::SharedColumnFactors<typename Traits::KeyBias::Element> factors;
     typename Traits::KeyBias columns[kStages];  // stages of k
     float maximum[kWorkStages];                 // that is subtracted from them
   };
   struct NoKeyBias {};
+  // Large members follow, because compute-sanitizer ignores strides of 0 in the descriptors of factors and columns, and
+  // would report a read past the end of shared memory.
   [[no_unique_address]] std::conditional_t<Traits::kConfig.has_key_bias(), KeyBiasStages, NoKeyBias> key_bias;
+  typename Traits::VTile v[kStages];
   typename Traits::BiasTile bias[Traits::kHasBoxes ? kStages : 1][kWarpgroups];  // stages of k
   using Work = sm90::Work<kWarpgroups>;
   Work work[kWorkStages];
