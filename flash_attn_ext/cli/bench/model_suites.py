@@ -66,7 +66,9 @@ def _encoders() -> Iterator[Workload]:
     yield _row("BERT, low padding", (32, 12, 512, 64), ("efficient", "cudnn"), bias=LOW_PADDING_BIAS)
     yield _row("Encoder, added padding", (8, 16, 2048, 128), ("efficient", "cudnn"), **added)
     yield _row("BERT, short", (64, 12, 128, 64), FUSED)
-    yield _row("Jina embeddings", (4, 12, 2048, 64), ("flex", "efficient", "cudnn"), has_alibi=True)
+    slopes: dict[str, Any] = dict(has_alibi=True)
+    yield _row("Jina embeddings", (4, 12, 2048, 64), ("flex", "efficient", "cudnn"), **slopes)
+    yield _row("Jina, padding", (16, 12, 512, 64), ("flex", "efficient", "cudnn"), mask=PADDING_MASK, **slopes)
     yield _row("Whisper", (8, 20, 1500, 64), FUSED)
 
 
@@ -107,6 +109,8 @@ def _decoders() -> Iterator[Workload]:
     absorbed: dict[str, Any] = dict(num_key_heads=1, head_dim_v=512)
     yield _row("DeepSeek MLA absorbed", (1, 128, 4096, 576), ("efficient",), **absorbed, **CAUSAL)
     yield _row("Gemma 2", (1, 16, 4096, 256), ("flex", "fa3", "fa4"), num_key_heads=8, softcap=SOFTCAP, **CAUSAL)
+    capped: dict[str, Any] = dict(num_key_heads=8, softcap=SOFTCAP, mask=PADDING_MASK)
+    yield _row("Gemma 2, padding", (2, 16, 4096, 256), ("flex",), **capped, **CAUSAL)
     yield _row("Gemma 4", (1, 16, 4096, 512), ("efficient", "flex"), num_key_heads=4, **CAUSAL)
     yield _row("MPT", (4, 32, 2048, 128), ("flex", "efficient", "cudnn"), has_alibi=True, **CAUSAL)
     trained: dict[str, Any] = dict(has_alibi=True, extras_need_grad=True, passes=("backward",))
