@@ -50,7 +50,7 @@ KERNELS = {
             (192, dict(window=(100, 30))),
             (256, dict(mask="bhqk", dlse=True)),
             (64, dict(softcap=8.0, dropout_p=0.1)),
-            (128, dict(alibi="h", dlse=True)),
+            (128, dict(alibi="h", dropout_p=0.1, dlse=True)),
             (64, dict(bias="1hqk", mask="b11k")),
         )
     ],

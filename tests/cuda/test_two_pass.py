@@ -36,7 +36,7 @@ OPTIONS = (
     dict(bias="bhqk", mask="11qk"),
     dict(bias="11qk", dropout_p=0.3),
     dict(softcap=8.0, dropout_p=0.1),
-    dict(mask="b1qk", softcap=8.0),
+    dict(mask="b1qk", softcap=8.0, dropout_p=0.1),
     dict(scale=-0.2),
 )
 VISIBLE = (dict(), dict(causal="bottom_right"), dict(window=(100, 30)), dict(causal="top_left", dlse=True))

@@ -27,9 +27,13 @@ CASES = {
             (300, 420, 4, "h", dict()),
             (700, 620, 2, "bh", dict(dlse=True)),
             (520, 700, 1, "h", dict(window=(None, 90), sink=True)),
+            (513, 513, 2, "h", dict()),
+            (200, 1153, 4, "h", dict(window=(None, 3))),
+            (1153, 200, 4, "h", dict(window=(250, 40), dlse=True)),
+            (420, 700, 2, "h", dict(window=(0, None))),
         )
     ]
-    for d in (40, 64, 128)
+    for d in (40, 64, 96, 128)
 }
 
 
@@ -38,7 +42,7 @@ def without_slopes(case: Case, dtype: torch.dtype, device: str) -> Inputs:
 
 
 @over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
-@over_cases([*CASES[40], *for_gpus(CASES[64] + CASES[128])])
+@over_cases([*CASES[40], *for_gpus(CASES[64] + CASES[96] + CASES[128])])
 def test_gradients_of_matrices(case, dtype, backend):
     check_inputs(without_slopes(case, dtype, backend.device), backend)
 
@@ -120,22 +124,24 @@ def test_vanished_weights_add_nothing_to_the_gradient_of_slopes(d, dtype, backen
     torch.testing.assert_close(found, run_ours(inputs, backend)["dalibi_slopes"], rtol=1e-3, atol=1e-3)
 
 
-@over_dtypes((torch.bfloat16,))
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
+@pytest.mark.parametrize("causal", ["top_left", None])
 @pytest.mark.parametrize("slope", [0.0, 1e-4, 3.0, -0.01], ids=str)
-def test_slopes_of_any_size(slope, dtype, backend):
+def test_slopes_of_any_size(slope, causal, dtype, backend):
     """Far keys of a steep slope have no weight, and with a negative slope they have the most."""
-    case = Case(sq=1300, sk=1300, d=64, heads=2, batch=1, alibi="h", causal="top_left")
+    case = Case(sq=1300, sk=1300, d=64, heads=2, batch=1, alibi="h", causal=causal)
     inputs = without_slopes(case, dtype, backend.device)
     check_inputs(inputs.replace(alibi_slopes=torch.full_like(inputs.alibi_slopes, slope)), backend)
 
 
 @over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("causal", ["bottom_right", None])
 @pytest.mark.parametrize("d", [64, 128])
-def test_packed_sequences(d, dtype, backend):
+def test_packed_sequences(d, causal, dtype, backend):
     lengths = (300, 0, 77, 520)
     alone = [
         without_slopes(
-            Case(sq=n, sk=n, d=d, heads=4, kv_heads=2, batch=1, alibi="h", causal="bottom_right"), dtype, backend.device
+            Case(sq=n, sk=n, d=d, heads=4, kv_heads=2, batch=1, alibi="h", causal=causal), dtype, backend.device
         )
         for n in lengths
     ]
@@ -145,7 +151,7 @@ def test_packed_sequences(d, dtype, backend):
     )
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     ends = torch.tensor((0, *lengths), device=backend.device).cumsum(0).int()
-    options = dict(max_seqlen_q=520, max_seqlen_k=520, causal="bottom_right", backend=backend.name)
+    options = dict(max_seqlen_q=520, max_seqlen_k=520, causal=causal, backend=backend.name)
     out = flash_attn_ext.attention_varlen(*leaves, ends, ends, alibi_slopes=slopes, **options)
     found = [out, *torch.autograd.grad(out, leaves, dout)]
     results = [run_ours(inputs.replace(alibi_slopes=slopes), backend) for inputs in alone]

@@ -112,9 +112,12 @@ def test_raises_what_the_call_would_raise(backend):
 
 def test_every_part_of_the_workspace_is_named():
     """Shares of a KV group, whose dK and dV are summed, take the most parts. Each begins at a multiple of 256."""
-    plan = Call(4096, key_heads=2, options=dict(backend="sm90", causal="top_left")).plans()[1]
-    assert plan.group_shares == 8
-    assert sum(-(-size // 256) * 256 for size in plan.workspace.values()) == plan.workspace_bytes
+    shares = Call(4096, key_heads=2, options=dict(backend="sm90", causal="top_left")).plans()[1]
+    assert shares.group_shares == 8
+    slopes = Call(4096, slopes=True, options=dict(backend="sm90")).plans()[1]
+    assert "statistics for later keys" in slopes.workspace
+    for plan in (shares, slopes):
+        assert sum(-(-size // 256) * 256 for size in plan.workspace.values()) == plan.workspace_bytes
 
 
 WORDS = [

@@ -102,13 +102,17 @@ BACKWARD_SM90 = [
     (hopper({"softcap": 9.0}, d=96), dict(kernel=KEY_STATIONARY, pre_signals_dq=True, head_dims=(96, 96))),
     (hopper({"softcap": 9.0}, d=136), dict(kernel=TWO_PASS)),
     (hopper({"softcap": 9.0, "dropout_p": 0.1}), dict(kernel=TWO_PASS, score_mode="generic")),
-    (hopper({"softcap": 9.0}, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic")),
+    *(
+        (hopper({"softcap": 9.0}, d=d, mask=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="softcap and mask"))
+        for d in (40, 80, 128)
+    ),
+    (hopper({"softcap": 9.0}, mask=(1, 1, LONG, 1)), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"softcap": 9.0, "scale": -1.0}, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"softcap": 9.0}, sk=8 * LONG + 8), dict(kernel=TWO_PASS, score_mode="generic")),  # few queries
     # Caps whose scores the kernel would not hide, or would round too much.
     *((hopper({"softcap": cap}), dict(kernel=TWO_PASS, score_mode="generic")) for cap in (2.0**-11, 2.0**9)),
     *((hopper({"softcap": cap}), dict(kernel=KEY_STATIONARY)) for cap in (2.0**-10, 2.0**8)),
     (hopper({"scale": -1.0}), dict(score_mode="generic")),
-    (hopper(slopes=True), dict(score_mode="generic")),
     (
         hopper(bias=(1, 16, LONG, 1), wanted=WITH_BIAS),
         dict(kernel=TWO_PASS, score_mode="generic", delta="within another kernel", dbias="from row sums"),
@@ -138,10 +142,16 @@ BACKWARD_SM90 = [
         for d in (40, 64, 96, 128)
     ),
     (hopper({"window": (99, 0)}, slopes=True), dict(kernel=KEY_STATIONARY, score_mode="ALiBi")),
-    (hopper({"window": (99, 1)}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"window": (99, 1)}, slopes=True), dict(kernel=KEY_STATIONARY, score_mode="ALiBi")),
+    *(
+        (hopper(slopes=True, d=d, mask=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="ALiBi and mask"))
+        for d in (40, 80, 128)
+    ),
+    (hopper({"dropout_p": 0.1}, slopes=True, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"causal": "top_left", "softcap": 9.0}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"causal": "top_left"}, slopes=True, d=136), dict(kernel=TWO_PASS)),
-    (hopper(slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper(slopes=True), dict(kernel=KEY_STATIONARY, score_mode="ALiBi")),
+    (hopper(slopes=True, sk=8 * LONG + 8), dict(kernel=TWO_PASS, score_mode="generic")),  # few queries
     # The gradient of a bias that all batch entries share takes a kernel of its own up to head dim 64.
     (
         hopper(bias=SQUARE, wanted=WITH_BIAS),
@@ -162,7 +172,7 @@ BACKWARD_SM90 = [
         hopper({"causal": "top_left"}, slopes=True, wanted=WITH_SLOPES),
         dict(kernel=KEY_STATIONARY, score_mode="ALiBi", slope_gradient=True, delta=SHARED, dbias=None),
     ),
-    (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=TWO_PASS, slope_gradient=True, delta=SHARED)),
+    (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=KEY_STATIONARY, slope_gradient=True, delta=SHARED)),
     # That of slopes comes from portable kernels beside anything else, or a scale that is not positive.
     (
         hopper({"scale": -1.0}, slopes=True, wanted=WITH_SLOPES),
@@ -234,7 +244,10 @@ BACKWARD_SM90 = [
         hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=128),
         dict(kernel=KEY_STATIONARY, score_mode="mask and dropout", pre_signals_dq=True),
     ),
-    (hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=192), dict(kernel="materialise P and dS with dQ")),
+    (
+        hopper({"dropout_p": 0.1}, mask=(8, 1, LONG, LONG), d=192),
+        dict(kernel=TWO_PASS, score_mode="generic without bias"),
+    ),
     (
         hopper({"softcap": 9.0}, bias=SQUARE, wanted=WITH_BIAS),
         dict(kernel=TWO_PASS, delta="within another kernel", dbias="from recomputed dS"),
@@ -273,7 +286,7 @@ BACKWARD_SM90 = [
 ]
 PORTABLE_ON_HOPPER = [
     dict(bias=SQUARE, d=136),
-    dict(mask=SQUARE, options={"dropout_p": 0.1}, d=256),
+    dict(mask=(1, 1, LONG, 1), options={"dropout_p": 0.1}, d=256),
     dict(bias=SQUARE, bias_dtype=F32, wanted=WITH_BIAS),
     dict(bias=SQUARE, bias_dtype=F32, d=136),
     dict(bias=(1, 16, LONG, 1), bias_dtype=F32, wanted=WITH_BIAS),

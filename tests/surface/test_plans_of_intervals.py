@@ -33,7 +33,8 @@ FORWARD = [
     (dict(intervals=(8, 16, LONG, 8)), dict(kernel=WARP_SPECIALISED, score_mode="mask")),
     (dict(bias=(1, 16, LONG, LONG)), dict(score_mode="bias and mask")),
     (dict(bias=(1, 16, 1, LONG)), dict(score_mode="generic")),
-    (dict(options={"softcap": 9.0}), dict(score_mode="generic")),
+    (dict(options={"softcap": 9.0}), dict(score_mode="softcap and mask")),
+    (dict(slopes=True), dict(score_mode="ALiBi and mask")),
     (dict(options={"dropout_p": 0.1}), dict(score_mode="mask and dropout")),
     (dict(mask=(8, 1, 1, LONG)), dict(score_mode="generic")),  # bits of both would be as many as pairs
 ]

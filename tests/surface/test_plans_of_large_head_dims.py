@@ -125,6 +125,11 @@ CHANGED = [
     (hopper(options={"scale": -1.0}, d=160), dict(score_mode="generic without bias and mask", head_dims=(192, 192))),
     (hopper(slopes=True, options={"window": (100, 0)}), dict(score_mode="generic without bias and mask")),
     (hopper(slopes=True, wanted=WITH_SLOPES), dict(kernel=TWO_PASS, score_mode="generic without bias and mask")),
+    *(
+        (hopper(options=options, **hides), dict(kernel=TWO_PASS, score_mode="generic without bias"))
+        for options in ({"dropout_p": 0.1}, {"softcap": 9.0}, {"scale": -1.0})
+        for hides in ({"mask": MASK}, {"intervals": (1, 1, LONG, 4)})
+    ),
 ]
 
 
@@ -137,8 +142,8 @@ PORTABLE = {
     "a bias": {"bias": MASK},
     "a bias and a mask": {"bias": MASK, "mask": MASK},
     "a mask that is broadcast along keys": {"mask": (1, 1, LONG, 1)},
-    "a mask and dropout": {"mask": MASK, "options": {"dropout_p": 0.1}},
-    "a mask and a softcap": {"mask": MASK, "options": {"softcap": 9.0}},
+    "a mask that is broadcast along keys and a softcap": {"mask": (1, 1, LONG, 1), "options": {"softcap": 9.0}},
+    "intervals and a mask": {"mask": MASK, "intervals": (1, 1, LONG, 4)},
     "gradients of slopes above head dim 256": {"d": 512, "slopes": True, "wanted": WITH_SLOPES},
     "few queries": {"sq": 200, "sk": 2048},
     "few queries of a softcap": {"sq": 200, "sk": 2048, "options": {"softcap": 9.0}},

@@ -79,6 +79,7 @@ INTERVALS = [
     ),
     (dict(mask=(8, 1, 1, 80), sq=80, d=192), dict(kernel=SINGLE_TILE, score_mode="scale only", head_dims=(192, 192))),
     (dict(mask=PADDING, options={"softcap": 9.0}), dict(kernel=WARP_SPECIALISED, score_mode="softcap")),
+    (dict(mask=PADDING, slopes=True), dict(kernel=WARP_SPECIALISED, score_mode="ALiBi")),
     (
         dict(mask=(1, 1, 1, 400), sq=400, batch=1),
         dict(kernel=WARP_SPECIALISED, score_mode="scale only", tile=(128, 128), head_dims=(64, 64)),
@@ -93,6 +94,7 @@ INTERVALS = [
     (dict(bias=(8, 1, 1, 200), sq=200, d=128), dict(kernel=WARP_SPECIALISED, score_mode="scale only")),
 ]
 NO_INTERVALS = [
+    dict(mask=PADDING, slopes=True, sk=LONG, sq=LONG - 1),  # ALiBi would have another diagonal
     dict(mask=(8, 16, 1, LONG)),  # of each head
     dict(mask=(8, 1, LONG, LONG)),
     dict(mask=(8, 1, LONG, 1)),
@@ -164,7 +166,10 @@ BETWEEN = [
         dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=96),
         dict(score_mode="bias and mask", head_dims=(128, 128)),
     ),
-    (dict(mask=(1, 1, LONG, LONG), d=96, options={"softcap": 9.0}), dict(score_mode="generic", head_dims=(96, 96))),
+    (
+        dict(mask=(1, 1, LONG, LONG), d=96, options={"softcap": 9.0}),
+        dict(score_mode="softcap and mask", head_dims=(128, 128)),
+    ),
     (dict(mask=(1, 1, LONG, LONG), d=129), dict(score_mode="mask", head_dims=(192, 192))),
     (dict(mask=(1, 1, LONG, LONG), d=64, dv=256), dict(score_mode="mask", head_dims=(128, 256))),
     (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=129), dict(score_mode="generic", head_dims=(192, 192))),

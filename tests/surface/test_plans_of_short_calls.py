@@ -147,10 +147,16 @@ FORWARD = [
     (padded(65, options=DROPOUT), HOPPER),  # the mask is written as a bias
     (padded(64, options=DROPOUT | CAUSAL), PORTABLE),
     (padded(65, options=DROPOUT | CAUSAL), HOPPER),
-    # What everything else takes.
-    (Call(256, slopes=True), PORTABLE),
+    (Call(16, slopes=True), HOPPER),
     (Call(257, slopes=True), HOPPER),
-    (Call(256, 257, slopes=True), HOPPER),
+    (Call(64, options={"softcap": 9.0}), PORTABLE),
+    (Call(65, options={"softcap": 9.0}), HOPPER),
+    (padded(64, slopes=True), PORTABLE),
+    (padded(65, slopes=True), HOPPER),
+    # What everything else takes.
+    (Call(256, slopes=True, options=DROPOUT), PORTABLE),
+    (Call(257, slopes=True, options=DROPOUT), HOPPER),
+    (Call(256, 257, slopes=True, options=DROPOUT), HOPPER),
     # From 9 queries on, reading the keys is not all that takes time where heads fill the SMs, and elsewhere from 33 on.
     (Call(8, 4096), PORTABLE),
     (Call(9, 4096), HOPPER),
@@ -189,8 +195,10 @@ BACKWARD = [
     (Call(128, bias=(1, 16, 128, 128)), HOPPER),
     (Call(128, bias=(1, 16, 128, 128), mask=(1, 1, 1, 128)), PORTABLE),
     (Call(136, bias=(1, 16, 136, 136), mask=(1, 1, 1, 136)), HOPPER),
-    (Call(256, options={"softcap": 9.0}), PORTABLE),
-    (Call(257, options={"softcap": 9.0}), HOPPER),
+    (Call(16, options={"softcap": 9.0}), HOPPER),
+    (Call(16, slopes=True), HOPPER),
+    (Call(256, options={"softcap": 9.0} | DROPOUT), PORTABLE),
+    (Call(257, options={"softcap": 9.0} | DROPOUT), HOPPER),
     (Call(16, 512, mask=(8, 1, 1, 512)), HOPPER),
     (Call(16, 512, key_heads=4, mask=(8, 1, 1, 512)), PORTABLE),  # dQ is split-KV there
     (Call(16, 512, intervals=(8, 1, 16, 2)), PORTABLE),

@@ -55,14 +55,12 @@ CALLS = {
     "a bias beside a mask": ({"bias": PAIRS, "mask": OF_ENTRIES},),
     "a softcap": (SOFTCAP,),
     "a scale that is not positive": ({"options": {"scale": -1.0}},),
-    "ALiBi slopes, with or without gradient, causal": (
-        {"slopes": True, "options": {"causal": "bottom_right"}},
-        {"slopes": True, "wanted": WITH_SLOPES, "options": {"causal": "bottom_right"}},
-    ),
-    "ALiBi slopes, with or without gradient, not causal": (
+    "ALiBi slopes, with or without gradient": (
         {"slopes": True},
+        {"slopes": True, "options": {"causal": "bottom_right"}},
         {"slopes": True, "options": {"window": (256, 9)}},
         {"slopes": True, "wanted": WITH_SLOPES},
+        {"slopes": True, "wanted": WITH_SLOPES, "options": {"causal": "bottom_right"}},
     ),
     "dropout beside a mask, intervals or lists of blocks": (
         DROPOUT | {"mask": KEYS},
@@ -81,13 +79,21 @@ CALLS = {
         DROPOUT | {"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS},
         DROPOUT | {"bias": PAIRS, "wanted": WITH_BIAS},
     ),
-    "a softcap beside a mask": (SOFTCAP | {"mask": OF_ENTRIES}, SOFTCAP | {"mask": PAIRS}),
-    "intervals or lists of blocks beside a mask or a softcap": (
+    "a softcap or ALiBi slopes beside a mask, intervals or lists of blocks": tuple(
+        hides | changes
+        for hides in (
+            {"mask": KEYS},
+            {"mask": OF_ENTRIES},
+            {"mask": PAIRS},
+            {"block_lists": LISTS},
+            {"intervals": INTERVALS},
+        )
+        for changes in (SOFTCAP, {"slopes": True})
+    ),
+    "intervals or lists of blocks beside a mask": (
         {"block_lists": LISTS, "mask": PAIRS},
-        {"block_lists": LISTS} | SOFTCAP,
         {"intervals": INTERVALS, "mask": PAIRS},
         {"intervals": INTERVALS, "mask": OF_ENTRIES},
-        {"intervals": INTERVALS} | SOFTCAP,
     ),
     "a bias table by distance, with or without gradient": (
         {"relative_bias": True},

@@ -92,7 +92,6 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kMaskDropout},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kMaskDropout, .pre_signals_dq = true},
 
-    // Other calls with ALiBi slopes take other kernels (plan/sm90/backward.cpp).
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kAlibi, .adds_statistics = true},
     {.dims = {96, 96},
      .tile = kKeyStationaryTile96,
@@ -102,6 +101,14 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {128, 128},
      .tile = kKeyStationaryTile128,
      .score = ScoreMode::kAlibi,
+     .pre_signals_dq = true,
+     .adds_statistics = true},
+
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kAlibiMask, .adds_statistics = true},
+    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kAlibiMask, .adds_statistics = true},
+    {.dims = {128, 128},
+     .tile = kKeyStationaryTile128,
+     .score = ScoreMode::kAlibiMask,
      .pre_signals_dq = true,
      .adds_statistics = true},
 
@@ -132,10 +139,13 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kKeyBiasDropout},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kKeyBiasDropout},
 
-    // Only a softcap. With anything else that changes scores, the two-pass kernels run.
+    // A softcap, alone or beside a mask. With anything else that changes scores, the two-pass kernels run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kSoftcap},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kSoftcap, .pre_signals_dq = true},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kSoftcap, .pre_signals_dq = true},
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kSoftcapMask},
+    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kSoftcapMask, .pre_signals_dq = true},
+    {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kSoftcapMask, .pre_signals_dq = true},
 
     // Only a bias. With a mask, or with a gradient that dbias_over_batch.cuh does not compute, the two-pass kernels
     // run.

@@ -3,6 +3,9 @@
 // "Figures behind constants".
 #pragma once
 
+#include <cstddef>
+#include <iterator>
+
 #include "kernels/config/sm90.h"
 #include "kernels/config/tables.h"
 
@@ -61,8 +64,8 @@ struct ForwardConfig {
   // say. Calls without a cache take such a row to pack heads.
   bool kv_cache = false;
 
-  // With ALiBi: queries may see later keys. Iteration begins at the last keys, far from the diagonal, so the maximum of
-  // that tile would be too low, and the row maximum follows the scores.
+  // Of rows for ALiBi, those whose queries may see later keys: all that have a mask, too. Iteration begins at the last
+  // keys, far from the diagonal, so the maximum of that tile would be too low, and the row maximum follows the scores.
   bool later_keys = false;
 
   // Whether calls of these head dims can take the row. Smaller ones are zero-padded.
@@ -74,21 +77,21 @@ struct ForwardConfig {
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
   constexpr bool has_bias() const { return score == ScoreMode::kGeneric || reads_bias_boxes(score); }
   constexpr bool has_key_bias() const { return score == ScoreMode::kKeyBias || score == ScoreMode::kKeyBiasDropout; }
-  constexpr bool has_bias_or_mask() const {
-    return has_bias() || score == ScoreMode::kMask || score == ScoreMode::kMaskDropout;
-  }
+  constexpr bool has_bias_or_mask() const { return has_bias() || has_mask(score); }
   // In a call with KeyIntervals, kernels without a mask or a key bias compute the batch entries that have one, and
   // kernels for which this is true compute the rest.
   constexpr bool takes_entries_without_interval() const { return has_bias_or_mask() || has_key_bias(); }
   // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale. A key bias is divided by the
   // scale, and the QK GEMM adds it.
-  constexpr bool modifies_scores() const {
-    return has_bias() || score == ScoreMode::kSoftcap || score == ScoreMode::kAlibi;
-  }
+  constexpr bool modifies_scores() const { return has_bias() || caps_scores(score) || adds_alibi(score); }
   // Whether a call that needs a kind of row can take this one. Kernels that read a bias write row_max where it is
   // wanted.
   constexpr bool suits(RowKind wanted) const { return kind() == wanted || (has_bias() && wanted != RowKind::kKvCache); }
   constexpr RowKind kind() const { return kv_cache ? RowKind::kKvCache : row_max ? RowKind::kRowMax : RowKind::kPlain; }
+  // other: a row of the same head dims and score mode.
+  constexpr bool differs_in_tiles_only(const ForwardConfig& other) const {
+    return kind() == other.kind() && split_kv == other.split_kv && later_keys == other.later_keys;
+  }
   constexpr bool may_drop() const { return score == ScoreMode::kGeneric || always_drops(score); }
 
   bool operator==(const ForwardConfig&) const = default;
@@ -229,14 +232,27 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {256, 256}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 64, .early_lse = true,
      .early_q_release = true, .rounded_sums = true},
 
+    {.dims = {64, 64}, .score = ScoreMode::kSoftcapMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kSoftcapMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+
+    {.dims = {64, 64}, .score = ScoreMode::kAlibi, .warpgroups = 3, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .rounded_sums = true},
     {.dims = {64, 64}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {64, 64}, .score = ScoreMode::kAlibi, .warpgroups = 3, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .rounded_sums = true, .later_keys = true},
     {.dims = {64, 64}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true, .later_keys = true},
     {.dims = {128, 128}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
     {.dims = {128, 128}, .score = ScoreMode::kAlibi, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true, .later_keys = true},
+    {.dims = {64, 64}, .score = ScoreMode::kAlibiMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true, .later_keys = true},
+    {.dims = {128, 128}, .score = ScoreMode::kAlibiMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true, .later_keys = true},
 
     {.dims = {64, 64}, .score = ScoreMode::kKeyBias, .warpgroups = 3, .block_n = 128, .q_stages = 2,
      .tma_store = true, .rounded_sums = true},
@@ -271,6 +287,26 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
 };
 // clang-format on
 
+// Whether the rows of the same head dims and score mode follow each other, as plan/sm90/forward.cpp expects.
+constexpr bool rows_are_grouped() {
+  const auto same = [](const ForwardConfig& a, const ForwardConfig& b) {
+    return a.dims == b.dims && a.score == b.score;
+  };
+  for (size_t row = 1; row < std::size(kForwardConfigs); ++row) {
+    for (size_t earlier = 0; earlier + 1 < row; ++earlier) {
+      const bool belongs_there = same(kForwardConfigs[earlier], kForwardConfigs[row]);
+      if (belongs_there && !same(kForwardConfigs[row - 1], kForwardConfigs[row])) return false;
+    }
+  }
+  return true;
+}
+static_assert(rows_are_grouped());
+
+// Whether rows of a score mode differ in the queries of a tile.
+constexpr bool varies_queries(ScoreMode score) {
+  return score == ScoreMode::kScaleOnly || score == ScoreMode::kAlibi || score == ScoreMode::kKeyBias;
+}
+
 // Registers of a consumer thread and of a producer thread; together they fill the register file. The producer needs
 // more where it looks up the tiles of a mask.
 struct ForwardRegisters {
@@ -290,8 +326,9 @@ constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
 // 160, or where shared memory holds no more.
 struct SingleTileConfig {
   HeadDims dims = {64, 64};
-  ScoreMode score = ScoreMode::kScaleOnly;  // or kKeyBias, of a bias or a mask that is broadcast along queries
-  int block_n;                              // keys of the tile
+  // Or kAlibi, or kKeyBias of a bias or a mask that is broadcast along queries.
+  ScoreMode score = ScoreMode::kScaleOnly;
+  int block_n;  // keys of the tile
   int warpgroups;
   int kv_stages;
   int q_stages = 2;            // per consumer
@@ -321,6 +358,14 @@ inline constexpr SingleTileConfig kSingleTileConfigs[] = {
     {.score = ScoreMode::kKeyBias, .block_n = 256, .warpgroups = 3, .kv_stages = 2, .parts = 4},
     {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .block_n = 80, .warpgroups = 2, .kv_stages = 3},
     {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .block_n = 128, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
+
+    {.score = ScoreMode::kAlibi, .block_n = 80, .warpgroups = 4, .kv_stages = 6, .intra_overlap = true},
+    {.score = ScoreMode::kAlibi, .block_n = 128, .warpgroups = 4, .kv_stages = 4},
+    {.score = ScoreMode::kAlibi, .block_n = 160, .warpgroups = 3, .kv_stages = 3},
+    {.score = ScoreMode::kAlibi, .block_n = 208, .warpgroups = 3, .kv_stages = 2},
+    {.score = ScoreMode::kAlibi, .block_n = 256, .warpgroups = 3, .kv_stages = 2, .parts = 2},
+    {.dims = {128, 128}, .score = ScoreMode::kAlibi, .block_n = 80, .warpgroups = 2, .kv_stages = 3},
+    {.dims = {128, 128}, .score = ScoreMode::kAlibi, .block_n = 128, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
 };
 
 // The keys of the row above one that has the same head dims and score mode, or 0. A call of this kernel has more keys

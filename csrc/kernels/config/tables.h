@@ -14,12 +14,15 @@ enum class ScoreMode {
   kMask,                    // scale and a boolean mask, intervals or lists of blocks
   kMaskDropout,             // the same and dropout
   kSoftcap,                 // a scale of any sign, then a softcap
-  kAlibi,                   // a positive scale and ALiBi slopes; in the backward pass, no query sees a later key
+  kSoftcapMask,             // a positive scale, a softcap, and what kMask has
+  kAlibi,                   // a positive scale and ALiBi slopes
+  kAlibiMask,               // a positive scale, ALiBi slopes, and what kMask has
   kKeyBias,                 // a positive scale and a bias that is broadcast along queries
   kKeyBiasDropout,          // the same and dropout
   kBiasMask,                // scale and a bias, a mask or both
   kBiasMaskDropout,         // the same and dropout
   kGenericWithoutBiasMask,  // everything but a bias and a mask
+  kGenericWithoutBias,      // everything but a bias, and what kMask has
   kGeneric,                 // everything
 };
 
@@ -35,8 +38,12 @@ constexpr const char* name_of(ScoreMode score) {
       return "mask and dropout";
     case ScoreMode::kSoftcap:
       return "softcap";
+    case ScoreMode::kSoftcapMask:
+      return "softcap and mask";
     case ScoreMode::kAlibi:
       return "ALiBi";
+    case ScoreMode::kAlibiMask:
+      return "ALiBi and mask";
     case ScoreMode::kKeyBias:
       return "key bias";
     case ScoreMode::kKeyBiasDropout:
@@ -47,11 +54,22 @@ constexpr const char* name_of(ScoreMode score) {
       return "bias, mask and dropout";
     case ScoreMode::kGenericWithoutBiasMask:
       return "generic without bias and mask";
+    case ScoreMode::kGenericWithoutBias:
+      return "generic without bias";
     case ScoreMode::kGeneric:
       return "generic";
   }
   return "?";
 }
+
+// What kernels of a score mode do, apart from those that read a bias and from generic ones: whether a mask, intervals
+// or lists of blocks hide keys from them, and whether they cap scores or add ALiBi.
+constexpr bool has_mask(ScoreMode score) {
+  return score == ScoreMode::kMask || score == ScoreMode::kMaskDropout || score == ScoreMode::kSoftcapMask ||
+         score == ScoreMode::kAlibiMask;
+}
+constexpr bool caps_scores(ScoreMode score) { return score == ScoreMode::kSoftcap || score == ScoreMode::kSoftcapMask; }
+constexpr bool adds_alibi(ScoreMode score) { return score == ScoreMode::kAlibi || score == ScoreMode::kAlibiMask; }
 
 // Whether kernels of a score mode drop weights. Generic ones may.
 constexpr bool always_drops(ScoreMode score) {

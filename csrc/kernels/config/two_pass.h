@@ -31,7 +31,7 @@ struct TwoPassConfig {
   // Registers of a producer thread, which may have to look up tiles of a mask, and of a consumer thread. One of the
   // former and two of the latter are 504.
   constexpr int producer_registers() const {
-    if (score == ScoreMode::kMask) return 40;
+    if (score == ScoreMode::kMask || score == ScoreMode::kGenericWithoutBias) return 40;
     return score == ScoreMode::kBiasMask || score == ScoreMode::kGeneric ? 72 : 24;
   }
   constexpr int consumer_registers() const { return 252 - producer_registers() / 2; }
@@ -54,12 +54,15 @@ inline constexpr TwoPassConfig kTwoPassConfigs[] = {
     {.dims = {192, 128}, .k_stages = 4, .v_stages = 3, .dp_ahead = true},
     {.dims = {192, 128}, .score = ScoreMode::kMask, .k_stages = 4, .v_stages = 3},
     {.dims = {192, 128}, .score = ScoreMode::kGenericWithoutBiasMask, .k_stages = 4, .v_stages = 3},
+    {.dims = {192, 128}, .score = ScoreMode::kGenericWithoutBias, .k_stages = 4, .v_stages = 3},
     {.dims = {192, 192}, .k_stages = 2, .v_stages = 2},
     {.dims = {192, 192}, .score = ScoreMode::kMask, .k_stages = 2, .v_stages = 2},
     {.dims = {192, 192}, .score = ScoreMode::kGenericWithoutBiasMask, .k_stages = 2, .v_stages = 2},
+    {.dims = {192, 192}, .score = ScoreMode::kGenericWithoutBias, .k_stages = 2, .v_stages = 2},
     {.dims = {256, 256}, .k_stages = 2, .v_stages = 1},
     {.dims = {256, 256}, .score = ScoreMode::kMask, .k_stages = 2, .v_stages = 1},
     {.dims = {256, 256}, .score = ScoreMode::kGenericWithoutBiasMask, .k_stages = 2, .v_stages = 1},
+    {.dims = {256, 256}, .score = ScoreMode::kGenericWithoutBias, .k_stages = 2, .v_stages = 1},
     {.dims = kLargestTwoPassHeadDims, .k_stages = 7, .v_stages = 0, .dq_from_tiles = true},
 };
 

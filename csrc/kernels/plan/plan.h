@@ -219,6 +219,7 @@ struct BackwardPlan {
     // tiles, work counters.
     WorkspacePart dq_sums;
     WorkspacePart statistics;
+    WorkspacePart later_statistics;
     WorkspacePart dq_semaphores;
     WorkspacePart key_tiles;
     WorkspacePart work_counter;

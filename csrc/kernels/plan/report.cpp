@@ -324,6 +324,7 @@ Report report(const BackwardPlan& plan) {
                  {"partial dQ", workspace.dq_partials},
                  {"dQ accumulators", workspace.dq_sums},
                  {"statistics", workspace.statistics},
+                 {"statistics for later keys", workspace.later_statistics},
                  {"dQ semaphores", workspace.dq_semaphores},
                  {"key tiles", workspace.key_tiles},
                  {"work tiles that exist", workspace.existing_tiles},

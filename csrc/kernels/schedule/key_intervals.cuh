@@ -15,8 +15,9 @@ struct KeyIntervals {
       nullptr;  // of each batch entry of the mask; null: the launch computes all batch entries
   int entries = 0;
   int entry_stride = 0;  // 0 where all batch entries share one row of the mask
-  // Under causality or a window, what a query sees depends on its position, and its diagonal key has the query's
-  // index. So queries are counted from the interval's first key on, and those before it have negative indices.
+  // What a query sees depends on its position under causality or a window, and so does ALiBi. There a query's diagonal
+  // key has its index. So queries are counted from the interval's first key on, and those before it have negative
+  // indices.
   bool moves_queries = false;
 
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }

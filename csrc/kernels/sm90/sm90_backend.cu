@@ -99,7 +99,7 @@ cudaError_t scan_key_mask(ForwardCall& call, const plan::ForwardPlan& plan, void
   call.intervals = {.data = memory.intervals,
                     .entries = static_cast<int>(plan::count_mask_tiles(call).batch),
                     .entry_stride = per_entry ? 1 : 0,
-                    .moves_queries = !call.visibility.unlimited()};
+                    .moves_queries = !call.visibility.unlimited() || call.score_mod.alibi.present()};
   // Alignments agree here (plan_intervals), and intervals with fewer keys keep the diagonal.
   call.visibility.top_left = true;
   return common::scan_key_mask(call, memory, stream);

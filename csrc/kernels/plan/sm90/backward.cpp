@@ -46,12 +46,12 @@ constexpr double kMostSoftcap = 0x1p8;
 
 // The score mode of the key-stationary kernel for a call.
 ScoreMode key_stationary_score(const BackwardParams& p) {
-  if (has_only_softcap(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
-    return ScoreMode::kSoftcap;
-  }
   if (sums_dscores(p)) return ScoreMode::kKeyBias;
   if (const std::optional<ScoreMode> of_keys = key_bias_score(p)) return *of_keys;
-  return has_causal_alibi(p) ? ScoreMode::kAlibi : score_mode_sm90(p);
+  const double softcap = p.score_mod.softcap;
+  const bool softcap_is_in_range = softcap == 0.0 || (softcap >= kLeastSoftcap && softcap <= kMostSoftcap);
+  const std::optional<ScoreMode> of_softcap_or_alibi = softcap_or_alibi_score(p);
+  return softcap_is_in_range && of_softcap_or_alibi ? *of_softcap_or_alibi : score_mode_sm90(p);
 }
 
 // Whether the table has rows for a call's head dims and score mode.
@@ -92,7 +92,9 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kDropout:
       return true;
     case ScoreMode::kAlibi:
+    case ScoreMode::kAlibiMask:
     case ScoreMode::kSoftcap:
+    case ScoreMode::kSoftcapMask:
     case ScoreMode::kMask:
     case ScoreMode::kMaskDropout:
       return !has_few_queries(p);
@@ -124,7 +126,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t waves = attention::ceil_div(tiles, limits.sms);
   const PortableBackward portable = portable_backward(waves);
   if (sums_dscores(p)) return false;
-  if (key_bias_score(p)) return !takes_key_stationary(p);
+  if (key_bias_score(p) || softcap_or_alibi_score(p)) return !takes_key_stationary(p);
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:
       return queries <= portable.queries || tokens <= portable.tokens;
@@ -305,6 +307,9 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   if (p.score_mod.hides_keys()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
   parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
+  if (p.score_mod.alibi.present() && p.visibility.right != 0) {
+    parts.later_statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
+  }
   parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_accumulators);
   if (is_packed(p) && !p.score_mod.hides_keys() && !chunks_queries) {
     const int64_t of_pair = p.sequences.total_k / LoopOrder::kKeys + p.batch;  // at most, of all sequences

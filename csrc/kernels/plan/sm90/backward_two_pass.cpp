@@ -222,9 +222,13 @@ int choose_row(const BackwardParams& p, const Limits& limits) {
   const ScoreMode score = score_mode_sm90(p, limits);
   const int row = row_of(score);
   if (row != kNoRow) return row;
-  const bool has_bias_or_mask = p.score_mod.bias.present() || p.score_mod.hides_keys();
-  const int without_bias_mask = has_bias_or_mask ? kNoRow : row_of(ScoreMode::kGenericWithoutBiasMask);
-  return without_bias_mask != kNoRow ? without_bias_mask : row_of(ScoreMode::kGeneric);
+  int without_bias = kNoRow;
+  if (!p.score_mod.bias.present() && !p.score_mod.hides_keys()) {
+    without_bias = row_of(ScoreMode::kGenericWithoutBiasMask);
+  } else if (!p.score_mod.bias.present() && has_bits_of_mask(p)) {
+    without_bias = row_of(ScoreMode::kGenericWithoutBias);
+  }
+  return without_bias != kNoRow ? without_bias : row_of(ScoreMode::kGeneric);
 }
 
 // The float32 sums that key tiles hand on from chunk to chunk.

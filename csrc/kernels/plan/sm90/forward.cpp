@@ -1,4 +1,5 @@
 // Plans Hopper's forward pass.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -121,9 +122,10 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
     return tokens <= kPortableTokens && !prefers_single_tile(p) && largest_head_dim(p) <= kLargestShortHeadDim &&
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
-  if (tokens <= kPortableTokens) return true;
+  if (tokens <= kPortableTokens) return !(has_only_alibi(p) && takes_single_tile(p));
   if (takes_single_tile(p)) return false;
-  if (key_bias_mode(p) == ScoreMode::kKeyBias || (key_bias_mode(p) && !p.row_max.present())) return false;
+  if (key_bias_mode(p) == ScoreMode::kKeyBias) return false;
+  if ((key_bias_mode(p) || softcap_or_alibi_score(p)) && !p.row_max.present()) return false;
   switch (score_mode_sm90(p, limits)) {
     case ScoreMode::kScaleOnly:
       return keys <= kPortableKeys || (tokens <= kShortTokens && queries <= kPortableQueries);
@@ -150,11 +152,17 @@ bool splits_keys(const attention::ForwardParams& p, int tile_queries, const Limi
   return kv_splits(p, tiles, limits) > 2 || visible_keys(p) >= kKeysOfTwoSplits || kSmsOfFewTiles * tiles <= limits.sms;
 }
 
+bool has_row(const attention::ForwardParams& p, ScoreMode score) {
+  return std::ranges::any_of(sm90::kForwardConfigs, [&](const ForwardConfig& row) {
+    return row.score == score && row.takes(p.head_dim_qk, p.head_dim_v);
+  });
+}
+
 // Of calls that need generic kernels in the backward pass, some need less here.
 ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
-  if (has_only_softcap(p)) return ScoreMode::kSoftcap;
   if (const std::optional<ScoreMode> of_keys = key_bias_mode(p)) return *of_keys;
-  return has_only_alibi(p) ? ScoreMode::kAlibi : score_mode_sm90(p, limits);
+  const std::optional<ScoreMode> score = softcap_or_alibi_score(p);
+  return score && has_row(p, *score) ? *score : score_mode_sm90(p, limits);
 }
 
 // Whether SMs stay busy where each CTA has all keys of a head.
@@ -284,21 +292,6 @@ bool fills_gpu_more_evenly(const attention::ForwardParams& p, const ForwardConfi
 constexpr int kNoRow = -1;
 constexpr int kNumRows = static_cast<int>(std::size(sm90::kForwardConfigs));
 
-// Whether the rows of the same head dims and score mode follow each other, as choose_row expects.
-constexpr bool rows_are_grouped() {
-  const auto same = [](const ForwardConfig& a, const ForwardConfig& b) {
-    return a.dims == b.dims && a.score == b.score;
-  };
-  for (int row = 1; row < kNumRows; ++row) {
-    for (int earlier = 0; earlier + 1 < row; ++earlier) {
-      const bool belongs_there = same(sm90::kForwardConfigs[earlier], sm90::kForwardConfigs[row]);
-      if (belongs_there && !same(sm90::kForwardConfigs[row - 1], sm90::kForwardConfigs[row])) return false;
-    }
-  }
-  return true;
-}
-static_assert(rows_are_grouped());
-
 // The first row of the table that holds the head dims, suits the call and is wanted.
 template <class Predicate>
 int find_row(const attention::ForwardParams& p, RowKind kind, Predicate&& is_wanted) {
@@ -324,7 +317,7 @@ int row_of_blocks(const attention::ForwardParams& p, RowKind kind, int chosen) {
 // p: with packed heads, if the row packs them.
 int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& limits) {
   const auto default_row = [&](ScoreMode score) {
-    const bool later_keys = score == ScoreMode::kAlibi && p.visibility.right != 0;
+    const bool later_keys = score == ScoreMode::kAlibiMask || (score == ScoreMode::kAlibi && p.visibility.right != 0);
     return find_row(p, kind, [&](const ForwardConfig& row) {
       return row.score == score && !row.split_kv && row.later_keys == later_keys;
     });
@@ -334,7 +327,7 @@ int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& li
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
   if (chosen == kNoRow) return kNoRow;
   const ScoreMode of_row = sm90::kForwardConfigs[chosen].score;
-  if (of_row != ScoreMode::kScaleOnly && of_row != ScoreMode::kKeyBias) return row_of_blocks(p, kind, chosen);
+  if (!sm90::varies_queries(of_row)) return row_of_blocks(p, kind, chosen);
   const int split_kv = find_row(p, kind, [&](const ForwardConfig& row) { return row.split_kv && row.score == of_row; });
   const bool has_slices = num_slices(p.head_dim_v, sm90::kColumns) > 1;  // for which fewer splits would be left
   if (split_kv != kNoRow && !has_slices && splits_keys(p, sm90::kForwardConfigs[split_kv].block_m(), limits))
@@ -346,7 +339,7 @@ int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& li
     for (int row = first; row < kNumRows; ++row) {
       const ForwardConfig& config = sm90::kForwardConfigs[row];
       if (config.dims != current.dims || config.score != current.score) break;
-      if (config.kind() == current.kind() && !config.split_kv && is_wanted(config, current)) return row;
+      if (config.differs_in_tiles_only(current) && is_wanted(config, current)) return row;
     }
     return kNoRow;
   };
@@ -368,12 +361,12 @@ int choose_row(const attention::ForwardParams& p, RowKind kind, const Limits& li
 }
 
 // Whether a plan without a mask can compute intervals of keys. Split-KV cannot, because it combines the splits of all
-// batch entries. ALiBi of later keys cannot, because an interval moves the diagonal.
+// batch entries.
 bool takes_intervals(const ForwardPlan& plan) {
   if (plan.kernel == ForwardKernel::kSingleTile) return true;
   if (plan.kernel != ForwardKernel::kWarpSpecialised) return false;
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];
-  return !config.has_bias_or_mask() && !config.split_kv && !config.later_keys;
+  return !config.has_bias_or_mask() && !config.split_kv;
 }
 
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.
@@ -383,7 +376,8 @@ bool may_have_intervals(const attention::ForwardParams& p) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const bool hides_keys = mask.head_stride == 0 && mask.query_stride == 0 && mask.key_stride != 0;
   if (!hides_keys || p.score_mod.selects_keys() || is_packed(p)) return false;
-  return p.visibility.unlimited() || p.visibility.diagonal(p.sequences.at(0)) == 0;
+  const bool has_no_diagonal = p.visibility.unlimited() && !p.score_mod.alibi.present();
+  return has_no_diagonal || p.visibility.diagonal(p.sequences.at(0)) == 0;
 }
 
 ForwardPlan plan_forward(const attention::ForwardParams& p, bool may_pack_heads, const Limits& limits);

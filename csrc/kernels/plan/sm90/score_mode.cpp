@@ -28,6 +28,13 @@ bool only_scales_scores(const attention::ScoreMod& mod, const attention::Dropout
   return mod.plain() && !dropout.enabled();
 }
 
+// Whether scores are scaled by any number and changed by a softcap only.
+bool has_only_softcap(const attention::AttentionParams& p) {
+  attention::ScoreMod others = p.score_mod;
+  others.softcap = 0.0;
+  return p.score_mod.softcap != 0.0 && only_scales_scores(others, p.dropout);
+}
+
 }  // namespace
 
 bool has_bias_boxes(const attention::BroadcastView& bias) {
@@ -46,8 +53,6 @@ bool has_only_alibi(const attention::AttentionParams& p) {
   others.alibi = {};
   return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout) && others.scale > 0.0;
 }
-
-bool has_causal_alibi(const attention::AttentionParams& p) { return has_only_alibi(p) && p.visibility.right == 0; }
 
 bool has_aligned_diagonal(const attention::AttentionParams& p) {
   return (p.visibility.keys_of(int64_t{0}, p.sequences.at(0)).end - 1) % attention::KeyBiasMaxima::kKeys == 0;
@@ -109,10 +114,22 @@ void* address_in_workspace() {
   return address;
 }
 
-bool has_only_softcap(const attention::AttentionParams& p) {
-  attention::ScoreMod others = p.score_mod;
-  others.softcap = 0.0;
-  return p.score_mod.softcap != 0.0 && only_scales_scores(others, p.dropout);
+bool has_bits_of_mask(const attention::AttentionParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  // The bits of both would take as much memory as a mask for each pair, whatever the mask's own size.
+  return mod.mask.present() ? is_worth_packing(mod.mask) && !mod.selects_keys() : mod.selects_keys();
+}
+
+std::optional<ScoreMode> softcap_or_alibi_score(const attention::AttentionParams& p) {
+  if (has_only_softcap(p)) return ScoreMode::kSoftcap;
+  if (has_only_alibi(p)) return ScoreMode::kAlibi;
+  const bool is_capped = p.score_mod.softcap != 0.0;
+  const bool has_both_or_none = is_capped == p.score_mod.alibi.present();
+  if (has_both_or_none || p.score_mod.bias.present() || p.score_mod.scale <= 0.0 || p.dropout.enabled()) {
+    return std::nullopt;
+  }
+  if (!has_bits_of_mask(p)) return std::nullopt;
+  return is_capped ? ScoreMode::kSoftcapMask : ScoreMode::kAlibiMask;
 }
 
 ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
@@ -120,9 +137,7 @@ ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   const ScoreKind kind = score_kind(mod);
   if (kind == ScoreKind::kScale) return p.dropout.enabled() ? ScoreMode::kDropout : ScoreMode::kScaleOnly;
   if (kind == ScoreKind::kAny) return ScoreMode::kGeneric;
-  if (mod.mask.present() && !is_worth_packing(mod.mask)) return ScoreMode::kGeneric;
-  // The bits of both would take as much memory as a mask for each pair, whatever the mask's own size.
-  if (mod.mask.present() && mod.selects_keys()) return ScoreMode::kGeneric;
+  if (mod.hides_keys() && !has_bits_of_mask(p)) return ScoreMode::kGeneric;
   if (!mod.bias.present()) return p.dropout.enabled() ? ScoreMode::kMaskDropout : ScoreMode::kMask;
   if (!has_bias_boxes(mod.bias)) return ScoreMode::kGeneric;
   return p.dropout.enabled() ? ScoreMode::kBiasMaskDropout : ScoreMode::kBiasMask;

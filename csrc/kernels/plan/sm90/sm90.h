@@ -44,9 +44,6 @@ bool weights_may_vanish(const attention::AttentionParams& params);
 // Whether scores are scaled by a positive number and changed by ALiBi slopes only.
 bool has_only_alibi(const attention::AttentionParams& params);
 
-// The same where no query sees a later key. ALiBi is then linear in the key's and the query's position.
-bool has_causal_alibi(const attention::AttentionParams& params);
-
 // Whether the first query sees a multiple of KeyBiasMaxima::kKeys keys, and one more. A larger tile of queries then
 // sees all keys of which the backward pass subtracts the maximum for one of them.
 bool has_aligned_diagonal(const attention::AttentionParams& params);
@@ -98,8 +95,12 @@ void plan_slope_gradient(BackwardPlan& plan, const attention::BackwardParams& pa
 // Plans the exact delta beside a float32 key bias, before the key-stationary kernels.
 void plan_exact_delta_of_key_bias(BackwardPlan& plan, const attention::BackwardParams& params);
 
-// Whether scores are scaled by any number and changed by a softcap only.
-bool has_only_softcap(const attention::AttentionParams& params);
+// Whether kernels read a mask, intervals or lists of blocks as bits.
+bool has_bits_of_mask(const attention::AttentionParams& params);
+
+// The score mode of a call with a softcap or ALiBi slopes, alone or beside a mask, intervals or lists of blocks. There
+// is none where anything else changes scores, or weights are dropped.
+std::optional<ScoreMode> softcap_or_alibi_score(const attention::AttentionParams& params);
 
 // Whether TMA, and copies of 16 bytes, can read tiles of a bias.
 bool has_bias_boxes(const attention::BroadcastView& bias);

@@ -167,9 +167,9 @@ struct ForwardConsumer {
   const int warpgroup;
   BiasMask bias_mask;
   // In registers, since converting the numbers of a call in each step takes longer than capping the scores.
-  [[no_unique_address]] std::conditional_t<Traits::kConfig.score == ScoreMode::kSoftcap, Softcap, Unchanged> softcap{
-      args.params.score_mod};
-  static constexpr bool kAlibi = Traits::kConfig.score == ScoreMode::kAlibi;
+  static constexpr bool kCaps = caps_scores(Traits::kConfig.score);
+  [[no_unique_address]] std::conditional_t<kCaps, Softcap, Unchanged> softcap{args.params.score_mod};
+  static constexpr bool kAlibi = adds_alibi(Traits::kConfig.score);
   [[no_unique_address]] std::conditional_t<kAlibi, Alibi<Traits::kConfig.later_keys>, Unchanged> alibi{
       args.params.score_mod};
 
@@ -390,6 +390,11 @@ struct ForwardConsumer {
     }
     stages.release_keys();
     queries.release_early(!has_next);
+    if constexpr (kCaps) {
+      for_each_element<Scores>(
+          [&](int r, int, int j, int e, int) { scores.at(r, j, e) = softcap(scores.at(r, j, e)); });
+    }
+    if constexpr (kAlibi) alibi.apply(scores, n * kKeys);
     if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {
       if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
@@ -402,11 +407,6 @@ struct ForwardConsumer {
       modify<true>(scores, where, bias_mask, masked, folds_scale());
       if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
-    if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) {
-      for_each_element<Scores>(
-          [&](int r, int, int j, int e, int) { scores.at(r, j, e) = softcap(scores.at(r, j, e)); });
-    }
-    if constexpr (kAlibi) alibi.apply(scores, n * kKeys);
     if (!kFull && !own.full(n)) hide_invisible<Traits>(args, where, scores);
   }
 
@@ -421,8 +421,7 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ bool folds_scale() const {
-    if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) return false;
-    if constexpr (kAlibi) return false;
+    if constexpr (kCaps || kAlibi) return false;
     return !Traits::kConfig.modifies_scores() || args.params.score_mod.only_scales();
   }
   __device__ __forceinline__ Exponent exponent() const {

@@ -178,9 +178,10 @@ struct KeyStationaryWorkspace {
 
   // Of KeyTileWork, ChunkedKeyTileWork or MaskedKeyTileWork, in the order in which CTAs fetch work tiles.
   void* table;
-  float* dq_sums;      // accumulators of each query tile, in split-KV of each phase: dQ / scale, in register order
-  float* statistics;   // of each query tile
-  int* dq_semaphores;  // of each accumulator: how many contributors have added to it
+  float* dq_sums;           // accumulators of each query tile, in split-KV of each phase: dQ / scale, in register order
+  float* statistics;        // of each query tile
+  float* later_statistics;  // the same for later keys, with ALiBi where queries see such keys; or null
+  int* dq_semaphores;       // of each accumulator: how many contributors have added to it
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
   uint32_t* work_counter;
@@ -227,6 +228,9 @@ struct KeyStationaryWorkspace {
   }
   __device__ __forceinline__ float* statistics_of(int64_t tile) const {
     return statistics + tile * kStatistics * kQueries;
+  }
+  __device__ __forceinline__ float* later_statistics_of(int64_t tile) const {
+    return later_statistics + tile * kStatistics * kQueries;
   }
 };
 

@@ -50,9 +50,9 @@ struct UnmaskedScores {
     }
   }
 
-  // Masked scores become -inf.
+  // Masked scores become `hidden`.
   template <class Scores>
-  __device__ __forceinline__ void hide(Scores& scores) const {
+  __device__ __forceinline__ void hide(Scores& scores, float hidden) const {
     static_assert(Scores::kThreadRows * Scores::kColumnTiles * 2 == 32);
     if (__all_sync(0xFFFFFFFFu, bits == kAll)) return;
     const uint32_t unmasked = ptx::pin(bits);
@@ -60,7 +60,7 @@ struct UnmaskedScores {
 #pragma unroll
     for (int bit = 0; bit < 32; ++bit) {
       float& score = scores.at(bit / 8 % 2, bit % 8, bit / 16);
-      score = (unmasked & 1u << bit) != 0 ? score : -INFINITY;
+      score = (unmasked & 1u << bit) != 0 ? score : hidden;
     }
   }
 };
@@ -76,6 +76,8 @@ struct KeyScores {
       !kInRegisters && (Traits::kDrops || Traits::kCapped || !std::is_same_v<Element, __half>);
   static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kConfig));
   static constexpr float kUnshiftGradients = Traits::kKeepsShift ? 1.0f : kUnshift;
+  // What masked scores become, or with a softcap their y (cap()), which must be finite.
+  static constexpr float kHidden = Traits::kCapped ? -0x1p63f : -INFINITY;
   struct NotHeld {};
 
   const KeyStationaryArguments& args;
@@ -86,13 +88,31 @@ struct KeyScores {
   // What ALiBi or a key bias adds to the exponents of the thread's keys, and where the LSE has no shift, the shift.
   std::conditional_t<Traits::kAlibi || Traits::kKeyBias, float[Scores::kThreadRows], NotHeld> of_keys;
 
-  // ALiBi of an iteration is slope * (key - query - diagonal), since no query sees a later key. The part that depends
-  // on the query's row in its tile is in the LSE (statistics.cuh). slope: times log2(e). distance: from the diagonal
-  // key of the tile's first query to the thread's first key.
+  // ALiBi of an iteration is slope * (key - query - diagonal), with the negative slope where keys are later. The part
+  // that depends on the query's row in its tile is in the LSE (statistics.cuh). slope: times log2(e). distance: from
+  // the diagonal key of the tile's first query to the thread's first key.
   __device__ __forceinline__ void add_alibi(float slope, int distance) {
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r)
       of_keys[r] = fmaf(slope, static_cast<float>(distance + Scores::row(r) - Scores::row(0)), args.shift);
+  }
+
+  // Where the diagonal may cross the iteration: add_alibi() adds slope * distance to later keys, too. So twice that is
+  // subtracted from their S before, which leaves -slope * distance.
+  __device__ __forceinline__ void mirror_alibi(Scores& scores, float slope, int distance) const {
+    const float factor = 2.0f / kLog2e * slope * args.lse_factor;
+    const auto first = static_cast<float>(distance - Scores::column(0, 0));
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float later = first + static_cast<float>(Scores::row_step(r) - Scores::column_step(j, e));
+          scores.at(r, j, e) = fmaf(factor, fmaxf(later, 0.0f), scores.at(r, j, e));
+        }
+      }
+    }
   }
 
   // bias: of the thread's key of row r.
@@ -129,7 +149,6 @@ struct KeyScores {
 
   // Makes y of masked scores finite, so that their P, which is 0, may be multiplied by the derivative.
   __device__ __forceinline__ static void bound(Scores& scores) {
-    constexpr float kLowest = -0x1p63f;
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
@@ -137,7 +156,7 @@ struct KeyScores {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& y = scores.at(r, j, e);
-          y = y < kLowest ? kLowest : y;  // NaN stays
+          y = y < kHidden ? kHidden : y;  // NaN stays
         }
       }
     }

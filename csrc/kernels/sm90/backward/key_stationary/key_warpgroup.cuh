@@ -137,7 +137,7 @@ struct KeyWarpgroup {
       hide(work, shared.iteration(state).query_tile);
       if constexpr (Traits::kCapped) to_gradients.bound(scores);
     }
-    if constexpr (Traits::kMasked) unmasked.hide(scores);
+    if constexpr (Traits::kMasked) unmasked.hide(scores, KeyScores<Traits>::kHidden);
     if constexpr (Traits::kAlibi) add_alibi(work, shared.iteration(state));
     if constexpr (Traits::kKeyBias) add_key_bias(work, shared.iteration(state));
     if constexpr (Traits::kBiased) wait_for_dout();  // and for the bias
@@ -176,9 +176,10 @@ struct KeyWarpgroup {
   }
 
   // Read when S is there, since registers are short while it is in flight.
-  __device__ __forceinline__ void add_alibi(const KeyTileWork& work, const AlibiIteration& iteration) {
-    const int key = work.contributor.tile * Traits::kKeys + warp_row() + Scores::row(0);
-    to_gradients.add_alibi(iteration.slope, key - iteration.first_diagonal);
+  __device__ __forceinline__ void add_alibi(const KeyTileWork& work, const typename Traits::Iteration& iteration) {
+    const int distance = work.contributor.tile * Traits::kKeys + warp_row() + Scores::row(0) - iteration.first_diagonal;
+    if (uniform(iteration.may_cross_diagonal) != 0) to_gradients.mirror_alibi(scores, iteration.slope, distance);
+    to_gradients.add_alibi(iteration.slope, distance);
   }
 
   // Keys that the sequence does not have take the bias of its last key. hide() has made their scores -inf.

@@ -122,13 +122,14 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   args.lse_factor = -kLog2e / args.scale_log2e;
   args.gradient_scale = keeps_shift<Element>(config.adds_statistics) ? std::ldexp(args.scale, -shift) : args.scale;
   args.kept_factor = static_cast<float>(std::ldexp(p.dropout.rescale, -shift));
-  if (config.score == ScoreMode::kSoftcap) {
+  if (caps_scores(config.score)) {
     args.cap_log2e = static_cast<float>(p.score_mod.softcap) * kLog2e;
     args.cap_factor = static_cast<float>(p.score_mod.scale / p.score_mod.softcap) * (2.0f * kLog2e);
   }
   args.workspace = {.table = parts.key_tiles.in<void>(workspace),
                     .dq_sums = parts.dq_sums.in<float>(workspace),
                     .statistics = parts.statistics.in<float>(workspace),
+                    .later_statistics = parts.later_statistics.in<float>(workspace),
                     .dq_semaphores = parts.dq_semaphores.in<int>(workspace),
                     .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
                     .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),

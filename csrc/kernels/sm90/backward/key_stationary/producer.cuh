@@ -168,12 +168,13 @@ struct KeyStationaryProducer {
 
   // The iterations that a mask leaves.
   __device__ __forceinline__ void load_listed(const MaskedKeyTileWork& work) {
+    const int later_end = Traits::kAlibi ? end_of_later_keys(work) : 0;
     ListedIterations iterations{args, work};
 #pragma unroll 1
     for (int left = work.iterations; left > 0; --left) {
       const MaskIterations::Entry entry = iterations.entry();  // arrives while the stage is awaited
       shared.q_pipeline.producer_acquire(q_state);
-      MaskedIteration& to = shared.iteration(q_state);
+      typename Traits::Iteration& to = shared.iteration(q_state);
       to.query_tile = entry.query_tile;
       to.head = iterations.head;
       to.accumulator =
@@ -187,7 +188,8 @@ struct KeyStationaryProducer {
       }
       to.mask_tile = entry.mask_tile;
       if (entry.mask_tile != MaskIterations::Entry::kNothingMasked) iterations.fetch(entry.mask_tile);
-      load_queries(work, to.query_tile, to.head, to.accumulator);
+      load_queries(work, to.query_tile, to.head, to.accumulator, later_end);
+      if constexpr (Traits::kAlibi) describe_alibi(work, later_end, to);
       if (has_bounds(to)) {
         ptx::copy_bytes(shared.bounds[q_state.stage].of_queries,
                         args.mask.bounds_of(work.batch, to.head, to.query_tile), args.mask.bytes_of_query_tile(),
@@ -204,6 +206,7 @@ struct KeyStationaryProducer {
     // descending order the loop goes through all heads at one query tile before it continues with the next tile.
     // Otherwise key tiles with shorter loops would catch up with those for which they wait.
     const bool heads_first = work.contributor.direction == LoopDirection::kDescending;
+    const int later_end = Traits::kAlibi ? end_of_later_keys(work) : 0;
     int head_of_share = 0;
     int query_tile = work.first;
 #pragma unroll 1
@@ -214,7 +217,7 @@ struct KeyStationaryProducer {
       const int accumulator = head * args.workspace.accumulators_of_head + work.first_accumulator +
                               (query_tile << args.order.log2_accumulators);
       shared.q_pipeline.producer_acquire(q_state);
-      load_queries(work, query_tile, head, accumulator);
+      load_queries(work, query_tile, head, accumulator, later_end);
       typename Traits::Iteration& to = shared.iteration(q_state);
       static_cast<QueryIteration&>(to) = {.query_tile = query_tile,
                                           .head = head,
@@ -223,7 +226,7 @@ struct KeyStationaryProducer {
                                           .is_last = rank + 1 == contributors.end - contributors.begin,
                                           .ends_tile = left == 1,
                                           .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
-      if constexpr (Traits::kAlibi) describe_alibi(work, to);
+      if constexpr (Traits::kAlibi) describe_alibi(work, later_end, to);
       if constexpr (Traits::kKeyBias) describe_key_bias(work, to);
       publish_iteration(work, to, left == work.iterations);
       if (heads_first) {
@@ -238,10 +241,27 @@ struct KeyStationaryProducer {
     }
   }
 
-  __device__ __forceinline__ void describe_alibi(const KeyTileWork& work, AlibiIteration& to) const {
-    const int diagonal = work.contributor.end_offset - static_cast<int>(args.params.visibility.right);
-    to.first_diagonal = to.query_tile * Traits::kQueries + diagonal;
-    to.slope = kLog2e * args.params.score_mod.alibi.at<float>(work.batch, to.head);
+  // Of query tiles below this one, no query has a diagonal key after the key tile's first key. They read the statistics
+  // for later keys.
+  __device__ __forceinline__ int end_of_later_keys(const KeyTileWork& work) const {
+    if (args.workspace.later_statistics == nullptr) return 0;
+    const int first = work.contributor.tile * Traits::kKeys - diagonal(work);
+    return first < 0 ? 0 : (first + 1) / Traits::kQueries;
+  }
+
+  __device__ __forceinline__ int diagonal(const KeyTileWork& work) const {
+    return args.params.visibility.top_left ? 0 : work.contributor.num_keys - work.contributor.num_queries;
+  }
+
+  __device__ __forceinline__ void describe_alibi(const KeyTileWork& work, int later_end,
+                                                 typename Traits::Iteration& to) const {
+    // The diagonal of the key tile crosses at most so many query tiles.
+    constexpr int kCrossed = Traits::kKeys / Traits::kQueries + 1;
+    const float slope = kLog2e * args.params.score_mod.alibi.at<float>(work.batch, to.head);
+    to.first_diagonal = to.query_tile * Traits::kQueries + diagonal(work);
+    to.slope = to.query_tile < later_end ? -slope : slope;
+    to.may_cross_diagonal = args.workspace.later_statistics != nullptr && to.query_tile >= later_end &&
+                            to.query_tile < later_end + kCrossed;
   }
 
   __device__ __forceinline__ void describe_key_bias(const KeyTileWork& work, KeyBiasIteration& to) const {
@@ -269,13 +289,17 @@ struct KeyStationaryProducer {
   // The copies of an iteration's Q and statistics need not wait for its description. The barrier's phase lasts until
   // publish_iteration() arrives, and bytes that arrive before are counted below zero (PTX ISA, mbarrier: range of the
   // tx-count).
-  __device__ __forceinline__ void load_queries(const KeyTileWork& work, int query_tile, int head, int accumulator) {
+  // later_end: end_of_later_keys().
+  __device__ __forceinline__ void load_queries(const KeyTileWork& work, int query_tile, int head, int accumulator,
+                                               int later_end = 0) {
     ptx::Barrier& full = shared.q_pipeline.full[q_state.stage];
     const int row = work.query_begin + query_tile * Traits::kQueries;
     shared.q[q_state.stage].copy(args.q.map, full, {0, row, head * args.q.head_step, work.batch * args.q.batch_step});
-    ptx::copy_bytes(shared.statistics[q_state.stage],
-                    args.workspace.statistics_of(accumulator >> args.order.log2_accumulators),
-                    sizeof(shared.statistics[0]), full);
+    const int index = accumulator >> args.order.log2_accumulators;
+    ptx::copy_bytes(
+        shared.statistics[q_state.stage],
+        query_tile < later_end ? args.workspace.later_statistics_of(index) : args.workspace.statistics_of(index),
+        sizeof(shared.statistics[0]), full);
   }
 
   // Whether an iteration needs the bounds of its queries' intervals.

@@ -65,7 +65,14 @@ struct Statistics {
       }
       *p.delta.at<float>(sequence.batch, head, first_row + row) = delta;
     }
-    if (lane < kRows) store(index, row, relative_to_key_bias(lse, first_row + row, exists) + alibi(row), delta, exists);
+    if (lane < kRows) {
+      const float own_lse = relative_to_key_bias(lse, first_row + row, exists);
+      const float of_row = alibi(row);
+      store(args.workspace.statistics_of(index), row, own_lse + of_row, delta, exists);
+      if (args.workspace.later_statistics != nullptr) {
+        store(args.workspace.later_statistics_of(index), row, own_lse - of_row, delta, exists);
+      }
+    }
     if (!has_contributors()) clear_dq(first_row, rows);
   }
 
@@ -73,7 +80,7 @@ struct Statistics {
   static_assert(kRows <= kLanes);
 
   // KeyScores::add_alibi computes ALiBi as if all queries were the tile's first one. The LSE takes the rest: slope *
-  // row.
+  // row, or its negative where keys are later than the queries.
   __device__ __forceinline__ float alibi(int row) const {
     const attention::AlibiSlopes& slopes = args.params.score_mod.alibi;
     return slopes.present() ? slopes.at<float>(sequence.batch, at.head) * static_cast<float>(row) : 0.0f;
@@ -106,8 +113,7 @@ struct Statistics {
   }
 
   // The statistics of a query that sees no key, or does not exist, make its P vanish without a branch.
-  __device__ __forceinline__ void store(int index, int row, float lse, float delta, bool exists) const {
-    float* const statistics = args.workspace.statistics_of(index);
+  __device__ __forceinline__ void store(float* statistics, int row, float lse, float delta, bool exists) const {
     if (args.adds_statistics) {
       using AugmentedColumns = KeyStationaryWorkspace::AugmentedColumns<Element>;
       auto* const columns = reinterpret_cast<AugmentedColumns*>(statistics);

@@ -32,9 +32,11 @@ struct MaskedIteration : QueryIteration {
 };
 
 // The same with ALiBi.
-struct AlibiIteration : QueryIteration {
-  int first_diagonal;  // the diagonal key of the tile's first query
-  float slope;         // times log2(e)
+template <class Iteration>
+struct WithAlibi : Iteration {
+  int first_diagonal;       // the diagonal key of the tile's first query
+  float slope;              // times log2(e); its negative with statistics for later keys
+  bool may_cross_diagonal;  // some keys may be later than a query, and others earlier
 };
 
 // The same with a key bias.
@@ -56,7 +58,7 @@ struct KeyStationaryTraits {
   static constexpr KeyStationaryConfig kConfig = kConfigValue;
   static constexpr HeadDims kDims = kConfig.dims;
   static constexpr KeyStationaryTile kTile = kConfig.tile;
-  static constexpr bool kMasked = kConfig.score == ScoreMode::kMask || kConfig.score == ScoreMode::kMaskDropout;
+  static constexpr bool kMasked = has_mask(kConfig.score);
   static constexpr bool kKeyBias = kConfig.score == ScoreMode::kKeyBias || kConfig.score == ScoreMode::kKeyBiasDropout;
   static constexpr bool kSumsDscores = kConfig.sums_dscores;
   static_assert(!kSumsDscores || (kKeyBias && kConfig.adds_statistics));
@@ -66,9 +68,9 @@ struct KeyStationaryTraits {
   static constexpr bool kBiased = reads_bias_boxes(kConfig.score);  // without a mask
   // The bias occupies the stage of dS, so the draws need memory of their own.
   static constexpr bool kHasDraws = kBiased && kDrops;
-  static constexpr bool kAlibi = kConfig.score == ScoreMode::kAlibi;
+  static constexpr bool kAlibi = adds_alibi(kConfig.score);
   static_assert(!kAlibi || kConfig.adds_statistics);
-  static constexpr bool kCapped = kConfig.score == ScoreMode::kSoftcap;
+  static constexpr bool kCapped = caps_scores(kConfig.score);
   static_assert(!kCapped || !kConfig.adds_statistics);
   static constexpr bool kChunked = kConfig.chunks_queries;
   static_assert(!kChunked || kConfig.score == ScoreMode::kScaleOnly);
@@ -110,9 +112,9 @@ struct KeyStationaryTraits {
   using DqPipeline = std::conditional_t<kConfig.pre_signals_dq, PreSignalledDqPipeline, WholeDqPipeline>;
 
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Iteration = std::conditional_t<
-      kMasked, MaskedIteration,
-      std::conditional_t<kAlibi, AlibiIteration, std::conditional_t<kKeyBias, KeyBiasIteration, QueryIteration>>>;
+  using OwnIteration =
+      std::conditional_t<kMasked, MaskedIteration, std::conditional_t<kKeyBias, KeyBiasIteration, QueryIteration>>;
+  using Iteration = std::conditional_t<kAlibi, WithAlibi<OwnIteration>, OwnIteration>;
 };
 
 // Named barriers. Barrier 0 is __syncthreads.

@@ -68,25 +68,20 @@ struct ScaledScores {
   }
 };
 
-// Kernels for a mask, or intervals: a thread reads its bits of the mask one tile ahead, or computes them.
+// A thread's bits of a mask, which it reads one tile ahead, or computes from intervals.
 template <class Traits>
-struct MaskedScores : ScaledScores<Traits> {
-  using Base = ScaledScores<Traits>;
-  using typename Base::Element;
-  using typename Base::PackedScores;
-  using typename Base::Scores;
-  using typename Base::Where;
+struct TileMask {
+  using Scores = typename Traits::Scores;
+  using Where = typename Traits::Where;
 
   uint32_t bits = 0;  // of both rows, 16 each
-
-  __device__ __forceinline__ explicit MaskedScores(const TwoPassArguments& arguments) : Base{arguments} {}
 
   // Four words hold the bits of 128 keys, which are two tiles. Their address is computed again for each tile, because
   // keeping it would take registers.
   __device__ __forceinline__ void prepare(const Where& where, bool masked) {
     static_assert(attention::MaskBits::kKeys == 2 * Traits::kRows && Scores::kThreadRows == 2);
     if (!masked) return;
-    const attention::RowIntervals& intervals = this->args.params.score_mod.intervals;
+    const attention::RowIntervals& intervals = where.p.score_mod.intervals;
     if (intervals.present()) {
       const attention::Sequence& sequence = where.coord.sequence;
       const auto word_of = [&](int r) {
@@ -97,16 +92,47 @@ struct MaskedScores : ScaledScores<Traits> {
       bits = __byte_perm(word_of(0), word_of(1), 0x5410);
       return;
     }
-    const attention::MaskBits& mask = this->args.params.score_mod.mask_bits;
+    const attention::MaskBits& mask = where.p.score_mod.mask_bits;
     const auto tile = static_cast<int>(where.first_column) / Traits::kRows;
     const uint32_t* words = mask.data + where.coord.sequence.batch * mask.batch_stride +
                             where.coord.head * mask.head_stride + tile / 2 * 4 + tile::lane() % 4;
-    const auto last = static_cast<int>(this->args.params.sequences.max_seqlen_q) - 1;
+    const auto last = static_cast<int>(where.p.sequences.max_seqlen_q) - 1;
     const auto first_row = static_cast<int>(where.first_row);
     const auto word = [&](int r) { return words[min(first_row + Scores::row(r), last) * mask.query_stride]; };
     const int shift = tile % 2 * 16;
     bits = __byte_perm(word(0) >> shift, word(1) >> shift, 0x5410);
   }
+
+  __device__ __forceinline__ bool attends(int r, int j, int e) const {
+    return (bits >> (16 * r + 2 * j + e) & 1u) != 0;
+  }
+
+  // What generic kernels ask of a bias and a mask.
+  __device__ __forceinline__ void await() const {}
+  template <bool kAny, class Function>
+  __device__ __forceinline__ void for_each_bias(const Where&, Function&&) const {}
+  template <class Function>
+  __device__ __forceinline__ void for_each_masked(Function&& function) const {
+    for_each_element<Scores>([&](int r, int, int j, int e, int) {
+      if (!attends(r, j, e)) function(r, j, e);
+    });
+  }
+};
+
+// Kernels for a mask, or intervals.
+template <class Traits>
+struct MaskedScores : ScaledScores<Traits> {
+  using Base = ScaledScores<Traits>;
+  using typename Base::Element;
+  using typename Base::PackedScores;
+  using typename Base::Scores;
+  using typename Base::Where;
+
+  TileMask<Traits> mask;
+
+  __device__ __forceinline__ explicit MaskedScores(const TwoPassArguments& arguments) : Base{arguments} {}
+
+  __device__ __forceinline__ void prepare(const Where& where, bool masked) { mask.prepare(where, masked); }
 
   __device__ __forceinline__ void exponentiate(Scores& scores, PackedScores& p, bool masked) const {
     if (!masked) {
@@ -116,14 +142,9 @@ struct MaskedScores : ScaledScores<Traits> {
     const float c = this->args.scale_log2e;
     for_each_element<Scores>([&](int r, int, int j, int e, int) {
       const float probability = ptx::exp2(fmaf(scores.at(r, j, e), c, -this->lse[r]));
-      scores.at(r, j, e) = attends(r, j, e) ? probability : 0.0f;
+      scores.at(r, j, e) = mask.attends(r, j, e) ? probability : 0.0f;
     });
     p.pack(scores, Element{});
-  }
-
- protected:
-  __device__ __forceinline__ bool attends(int r, int j, int e) const {
-    return (bits >> (16 * r + 2 * j + e) & 1u) != 0;
   }
 };
 
@@ -155,7 +176,7 @@ struct BiasedScores : MaskedScores<Traits> {
     }
     if (masked) {
       for_each_element<Scores>([&](int r, int, int j, int e, int) {
-        scores.at(r, j, e) = this->attends(r, j, e) ? scores.at(r, j, e) : 0.0f;
+        scores.at(r, j, e) = this->mask.attends(r, j, e) ? scores.at(r, j, e) : 0.0f;
       });
     }
     p.pack(scores, Element{});
@@ -196,7 +217,7 @@ struct BiasedScores : MaskedScores<Traits> {
   }
 };
 
-// Generic kernels, in which everything may change a score, or everything but a bias and a mask.
+// Generic kernels, in which everything may change a score, or everything but a bias, with or without a mask.
 template <class Traits>
 struct GenericScores : ScaledScores<Traits> {
   using Base = ScaledScores<Traits>;
@@ -205,7 +226,8 @@ struct GenericScores : ScaledScores<Traits> {
   using typename Base::Scores;
   using typename Base::Where;
 
-  using BiasMask = std::conditional_t<Traits::kStagesBiasMask, PrefetchedBiasMask<Traits>, NoBiasMask>;
+  using BiasMask = std::conditional_t<Traits::kStagesBiasMask, PrefetchedBiasMask<Traits>,
+                                      std::conditional_t<Traits::kHasOnlyBits, TileMask<Traits>, NoBiasMask>>;
 
   BiasMask bias_mask;
   float residual[Scores::kThreadRows] = {};

@@ -98,9 +98,11 @@ struct TwoPassDqTraits {
   static constexpr bool kKeyChunks = kKeyChunksValue;
   static constexpr HeadDims kDims = kConfig.dims;
   static constexpr bool kStagesBiasMask = kConfig.score == ScoreMode::kGeneric;  // each warp stages its bias and mask
-  static constexpr bool kGeneric = kStagesBiasMask || kConfig.score == ScoreMode::kGenericWithoutBiasMask;
+  static constexpr bool kHasOnlyBits = kConfig.score == ScoreMode::kGenericWithoutBias;
+  static constexpr bool kGeneric =
+      kStagesBiasMask || kHasOnlyBits || kConfig.score == ScoreMode::kGenericWithoutBiasMask;
   static constexpr bool kHasBoxes = kConfig.score == ScoreMode::kBiasMask;  // TMA loads a bias beside K
-  static constexpr bool kHasBits = kHasBoxes || kConfig.score == ScoreMode::kMask;
+  static constexpr bool kHasBits = kHasBoxes || kHasOnlyBits || kConfig.score == ScoreMode::kMask;
   static constexpr bool kHasBias = kHasBoxes || kStagesBiasMask;
   static constexpr bool kSkipsTiles = kHasBits || kStagesBiasMask;  // skips key tiles that a mask hides entirely
   static constexpr int kRows = MaterialisedTiles::kRows;            // queries of a warpgroup, and keys of a key tile

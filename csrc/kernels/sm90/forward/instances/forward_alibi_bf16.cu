@@ -5,5 +5,8 @@ namespace flash_attn_ext::sm90 {
 template cudaError_t forward<__nv_bfloat16, ScoreMode::kAlibi, RowKind::kPlain>(const ForwardCall&,
                                                                                 const plan::ForwardPlan&, void*,
                                                                                 cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, ScoreMode::kAlibiMask, RowKind::kPlain>(const ForwardCall&,
+                                                                                    const plan::ForwardPlan&, void*,
+                                                                                    cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

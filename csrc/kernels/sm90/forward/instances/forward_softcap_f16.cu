@@ -4,5 +4,8 @@ namespace flash_attn_ext::sm90 {
 
 template cudaError_t forward<__half, ScoreMode::kSoftcap, RowKind::kPlain>(const ForwardCall&, const plan::ForwardPlan&,
                                                                            void*, cudaStream_t);
+template cudaError_t forward<__half, ScoreMode::kSoftcapMask, RowKind::kPlain>(const ForwardCall&,
+                                                                               const plan::ForwardPlan&, void*,
+                                                                               cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90
