@@ -37,6 +37,26 @@ CASES = {
 }
 
 
+# All keys of a sequence in one tile, for each number of keys that such a tile has on Hopper.
+SHORT = [
+    Case(sq=sq, sk=sk, d=d, heads=4, kv_heads=kv_heads, batch=3, alibi=alibi, **more)
+    for d in (64, 40, 128)
+    for sq, sk, kv_heads, alibi, more in (
+        (33, 40, 4, "h", dict()),
+        (64, 64, 2, "bh", dict(causal="top_left", dlse=True)),
+        (300, 77, 4, "h", dict()),
+        (128, 128, 1, "h", dict(window=(30, 20))),
+        (100, 120, 4, "bh", dict(causal="bottom_right")),
+        (150, 150, 2, "h", dict(sink=True, dlse=True)),
+        (200, 200, 4, "h", dict()),
+        (70, 208, 4, "h", dict(window=(100, 9))),
+        (256, 256, 4, "bh", dict(dlse=True)),
+        (600, 230, 2, "h", dict()),
+        (180, 180, 4, "h", dict(mask="b11k", padding=True)),
+    )
+]
+
+
 def without_slopes(case: Case, dtype: torch.dtype, device: str) -> Inputs:
     return make_inputs(case, dtype, device).replace(differentiable=("q", "k", "v"))
 
@@ -44,6 +64,12 @@ def without_slopes(case: Case, dtype: torch.dtype, device: str) -> Inputs:
 @over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
 @over_cases([*CASES[40], *for_gpus(CASES[64] + CASES[96] + CASES[128])])
 def test_gradients_of_matrices(case, dtype, backend):
+    check_inputs(without_slopes(case, dtype, backend.device), backend)
+
+
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
+@over_cases([*SHORT[:3], *for_gpus(SHORT[3:])])
+def test_short_sequences(case, dtype, backend):
     check_inputs(without_slopes(case, dtype, backend.device), backend)
 
 
