@@ -37,7 +37,7 @@ CASES = {
 }
 
 
-# All keys of a sequence in one tile, for each number of keys that such a tile has on Hopper.
+# One or two tiles of keys, or less.
 SHORT = [
     Case(sq=sq, sk=sk, d=d, heads=4, kv_heads=kv_heads, batch=3, alibi=alibi, **more)
     for d in (64, 40, 128)

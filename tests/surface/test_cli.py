@@ -107,6 +107,7 @@ def test_info_knows_what_takes_portable_kernels_on_hopper():
         "both passes": ["a softcap at head dim 512", "float32", "float64"],
         "the forward pass": ["a float32 bias beside bfloat16"],
         "the backward pass": [
+            "a boolean mask that broadcasts over keys at head dim 256",
             "a bias at head dim 256",
         ],
     }

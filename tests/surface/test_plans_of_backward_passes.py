@@ -151,6 +151,8 @@ BACKWARD_SM90 = [
     (hopper({"causal": "top_left", "softcap": 9.0}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"causal": "top_left"}, slopes=True, d=136), dict(kernel=TWO_PASS)),
     (hopper(slopes=True), dict(kernel=KEY_STATIONARY, score_mode="ALiBi")),
+    (hopper({"scale": 1e-4}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),  # kernels divide by it
+    (hopper({"scale": 1e-4}, slopes=True, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper(slopes=True, sk=8 * LONG + 8), dict(kernel=TWO_PASS, score_mode="generic")),  # few queries
     # The gradient of a bias that all batch entries share takes a kernel of its own up to head dim 64.
     (

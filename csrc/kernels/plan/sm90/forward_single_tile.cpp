@@ -40,20 +40,9 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Single
   return best;
 }
 
-// Whether a call with ALiBi slopes takes a kernel whose results have been compared with float64 on a GPU. The rows for
-// other numbers of keys, and for head dims above 64, await that comparison (test_short_sequences in
-// tests/features/test_alibi.py), and no plan names them before.
-bool has_compared_alibi(const attention::ForwardParams& p) {
-  constexpr int64_t kLeastKeys = 81;
-  constexpr int64_t kMostKeys = 128;
-  const int64_t keys = p.sequences.max_seqlen_k;
-  return has_only_alibi(p) && largest_head_dim(p) <= 64 && keys >= kLeastKeys && keys <= kMostKeys;
-}
-
 // The score mode of a call, if there may be rows for it. A mask of keys counts as a key bias of 0 and -inf.
 std::optional<ScoreMode> score_of(const attention::ForwardParams& p) {
   if (score_mode_sm90(p) == ScoreMode::kScaleOnly) return ScoreMode::kScaleOnly;
-  if (has_compared_alibi(p)) return ScoreMode::kAlibi;
   const bool has_bias = key_bias_score(p) == ScoreMode::kKeyBias;
   return has_bias || has_only_key_mask(p) ? std::optional(ScoreMode::kKeyBias) : std::nullopt;
 }

@@ -15,12 +15,15 @@ namespace {
 // Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
 bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
 
+// Whether kernels may divide a bias or ALiBi by the scale.
+bool may_divide_by(double scale) { return scale >= attention::kLeastKeyBiasScale; }
+
 // Whether scores are scaled by a positive number, not too small, and changed by a bias that is broadcast along queries
 // only.
 bool has_only_key_bias(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;
   others.bias = {};
-  return p.score_mod.bias.is_of_keys() && others.plain() && others.scale >= attention::kLeastKeyBiasScale;
+  return p.score_mod.bias.is_of_keys() && others.plain() && may_divide_by(others.scale);
 }
 
 // Whether nothing but a scale of any sign changes scores, and no weight is dropped.
@@ -51,7 +54,7 @@ bool weights_may_vanish(const attention::AttentionParams& p) {
 bool has_only_alibi(const attention::AttentionParams& p) {
   attention::ScoreMod others = p.score_mod;
   others.alibi = {};
-  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout) && others.scale > 0.0;
+  return p.score_mod.alibi.present() && only_scales_scores(others, p.dropout) && may_divide_by(others.scale);
 }
 
 bool has_aligned_diagonal(const attention::AttentionParams& p) {
@@ -125,10 +128,8 @@ std::optional<ScoreMode> softcap_or_alibi_score(const attention::AttentionParams
   if (has_only_alibi(p)) return ScoreMode::kAlibi;
   const bool is_capped = p.score_mod.softcap != 0.0;
   const bool has_both_or_none = is_capped == p.score_mod.alibi.present();
-  if (has_both_or_none || p.score_mod.bias.present() || p.score_mod.scale <= 0.0 || p.dropout.enabled()) {
-    return std::nullopt;
-  }
-  if (!has_bits_of_mask(p)) return std::nullopt;
+  if (has_both_or_none || p.score_mod.bias.present() || p.dropout.enabled()) return std::nullopt;
+  if (!has_bits_of_mask(p) || !may_divide_by(p.score_mod.scale)) return std::nullopt;
   return is_capped ? ScoreMode::kSoftcapMask : ScoreMode::kAlibiMask;
 }
 
