@@ -188,7 +188,9 @@ FORWARD_SM90 = [
         hopper(bias=(1, 1, LONG, LONG), bias_dtype=F32),
         dict(kernel="streaming", score_mode="generic"),
     ),  # sm80's, as in the backward pass
-    (hopper(slopes=True), dict(score_mode="ALiBi", head_dims=(64, 64))),
+    (hopper(slopes=True), dict(score_mode="ALiBi", head_dims=(64, 64), tile=(192, 128))),
+    (hopper({"causal": "top_left"}, slopes=True), dict(score_mode="ALiBi", tile=(192, 128))),
+    (hopper(slopes=True, batch=1, heads=8), dict(score_mode="ALiBi", tile=(128, 128))),  # fills the SMs more evenly
     (hopper({"causal": "top_left"}, slopes=True), dict(score_mode="ALiBi", head_dims=(64, 64))),
     (hopper({"window": (99, 0)}, slopes=True, d=65), dict(score_mode="ALiBi", head_dims=(128, 128))),
     (hopper({"window": (99, 1)}, slopes=True), dict(score_mode="ALiBi")),
