@@ -1,6 +1,7 @@
 """ALiBi slopes, with their gradient and, as most models have them, without.
 
-On Hopper causal calls take kernels of their own. The gradient of slopes is computed after those of q, k and v.
+On Hopper calls in which queries see later keys take other forward kernels than causal ones, and more statistics in the
+backward pass. The gradient of slopes is computed after those of q, k and v.
 """
 
 import math

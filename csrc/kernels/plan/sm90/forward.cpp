@@ -152,17 +152,26 @@ bool splits_keys(const attention::ForwardParams& p, int tile_queries, const Limi
   return kv_splits(p, tiles, limits) > 2 || visible_keys(p) >= kKeysOfTwoSplits || kSmsOfFewTiles * tiles <= limits.sms;
 }
 
-bool has_row(const attention::ForwardParams& p, ScoreMode score) {
-  return std::ranges::any_of(sm90::kForwardConfigs, [&](const ForwardConfig& row) {
-    return row.score == score && row.takes(p.head_dim_qk, p.head_dim_v);
-  });
+constexpr int kNoRow = -1;
+constexpr int kNumRows = static_cast<int>(std::size(sm90::kForwardConfigs));
+
+// The first row of the table that holds the head dims, suits the call and is wanted.
+template <class Predicate>
+int find_row(const attention::ForwardParams& p, RowKind kind, Predicate&& is_wanted) {
+  for (int row = 0; row < kNumRows; ++row) {
+    const ForwardConfig& config = sm90::kForwardConfigs[row];
+    if (config.takes(p.head_dim_qk, p.head_dim_v) && config.suits(kind) && is_wanted(config)) return row;
+  }
+  return kNoRow;
 }
 
 // Of calls that need generic kernels in the backward pass, some need less here.
 ScoreMode score_mode(const attention::ForwardParams& p, const Limits& limits) {
   if (const std::optional<ScoreMode> of_keys = key_bias_mode(p)) return *of_keys;
   const std::optional<ScoreMode> score = softcap_or_alibi_score(p);
-  return score && has_row(p, *score) ? *score : score_mode_sm90(p, limits);
+  const auto is_of_score = [&](const ForwardConfig& row) { return row.score == *score; };
+  const bool has_row = score && find_row(p, RowKind::kPlain, is_of_score) != kNoRow;
+  return has_row ? *score : score_mode_sm90(p, limits);
 }
 
 // Whether SMs stay busy where each CTA has all keys of a head.
@@ -287,19 +296,6 @@ bool fills_gpu_more_evenly(const attention::ForwardParams& p, const ForwardConfi
   const double of_long_rows = has_whole_sectors(p) ? kRowCost : kRowCostOfSlowLoads;
   const double of_short_rows = more.has_key_bias() ? kRowCostOfKeyBias : kRowCostUpTo64;
   return rows_of_cta(fewer) * (more.dims.v <= 64 ? of_short_rows : of_long_rows) < rows_of_cta(more);
-}
-
-constexpr int kNoRow = -1;
-constexpr int kNumRows = static_cast<int>(std::size(sm90::kForwardConfigs));
-
-// The first row of the table that holds the head dims, suits the call and is wanted.
-template <class Predicate>
-int find_row(const attention::ForwardParams& p, RowKind kind, Predicate&& is_wanted) {
-  for (int row = 0; row < kNumRows; ++row) {
-    const ForwardConfig& config = sm90::kForwardConfigs[row];
-    if (config.takes(p.head_dim_qk, p.head_dim_v) && config.suits(kind) && is_wanted(config)) return row;
-  }
-  return kNoRow;
 }
 
 // The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of

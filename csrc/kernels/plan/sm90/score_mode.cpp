@@ -129,7 +129,9 @@ std::optional<ScoreMode> softcap_or_alibi_score(const attention::AttentionParams
   const bool is_capped = p.score_mod.softcap != 0.0;
   const bool has_both_or_none = is_capped == p.score_mod.alibi.present();
   if (has_both_or_none || p.score_mod.bias.present() || p.dropout.enabled()) return std::nullopt;
-  if (!has_bits_of_mask(p) || !may_divide_by(p.score_mod.scale)) return std::nullopt;
+  const double scale = p.score_mod.scale;
+  const bool scale_suits = is_capped ? scale > 0.0 : may_divide_by(scale);
+  if (!has_bits_of_mask(p) || !scale_suits) return std::nullopt;
   return is_capped ? ScoreMode::kSoftcapMask : ScoreMode::kAlibiMask;
 }
 
