@@ -23,7 +23,7 @@ FORWARD = (
         ("`plan_forward_sm80",),
     ),
     (
-        ("`takes_single_tile", "scale only or a key bias,", "all keys in one tile?"),
+        ("`takes_single_tile", "scale, key bias or ALiBi,", "all keys in one tile?"),
         "yes",
         ("`sm90/forward/", "`single_tile"),
     ),

@@ -1,5 +1,6 @@
 """Hopper's single-tile forward kernels, whose key tile holds all keys of a sequence: each number of keys that a kernel
-is compiled for, work tiles of few and of many query tiles, lengths that differ, masks and biases of keys, and NaN."""
+is compiled for, work tiles of few and of many query tiles, lengths that differ, masks and biases of keys, ALiBi, and
+NaN."""
 
 import math
 
@@ -70,6 +71,16 @@ MASKED_PACKED = [
     )
     for bias in (dict(mask="b11k"), dict(mask="bh1k", sink=True), dict(bias="b11k"), dict(bias="1h1k"))
 ]
+ALIBI_PACKED = [
+    PackedCase(queries, keys, Case(d=d, heads=4, kv_heads=2, alibi=alibi, **visible))
+    for d, queries, keys in (
+        *((d, (60, 77, 12, 0, 80), (60, 77, 12, 0, 80)) for d in (64, 128)),
+        *((d, (30, 77, 12, 128), (50, 40, 12, 120)) for d in (40, 128)),
+        (64, (197, 0, 65, 130, 1, 64), (197, 40, 129, 0, 30, 208)),
+        (64, (256, 1, 90, 5), (256, 200, 90, 5)),
+    )
+    for alibi, visible in (("h", dict()), ("bh", dict(window=(50, 20))))
+]
 WORK_TILES = [
     Case(sq=sq, sk=sk, batch=batch, heads=4, kv_heads=2, d=64)
     for sq, sk in ((197, 197), (1500, 77), (256, 256))
@@ -83,6 +94,11 @@ WORK_TILES += [
     for sq, sk, d in ((197, 197, 64), (1500, 77, 64), (70, 128, 128))
     for bias in (dict(mask="b11k"), dict(bias="bh1k"))
 ]
+WORK_TILES += [
+    Case(sq=sq, sk=sk, batch=5, heads=4, d=d, alibi="bh")
+    for sq, sk, d in ((70, 80, 64), (1500, 77, 64), (128, 128, 40), (150, 150, 64), (300, 208, 64), (256, 256, 64))
+]
+WORK_TILES += [Case(sq=sq, sk=sk, batch=5, heads=4, d=128, alibi="h") for sq, sk in ((16, 16), (80, 80), (700, 128))]
 # Kernels with a key bias hold 80, 128, 160, 208 and 256 keys at head dim 64, and 80 and 128 at 128. A mask of keys is
 # such a bias.
 KEY_BIAS_OPTIONS = (
@@ -94,8 +110,23 @@ KEY_BIAS_OPTIONS = (
     dict(bias="111k", sink=True),
     dict(mask="1h1k"),
 )
+ALIBI_OPTIONS = (
+    dict(),
+    dict(causal="bottom_right"),
+    dict(sink=True, dlse=True),
+    dict(causal="top_left"),
+    dict(window=(30, 9)),
+)
 KEY_BIASES = [
     Case(sq=QUERIES[1:][(i + j) % 8], sk=sk, heads=4, kv_heads=2, d=d, **KEY_BIAS_OPTIONS[(i + 2 * j) % 7])
+    for j, (d, keys) in enumerate(((64, KEYS), (40, KEYS), (128, KEYS[:9]), (72, KEYS[:9])))
+    for i, sk in enumerate(keys)
+]
+# Those with ALiBi hold the same numbers of keys.
+ALIBI = [
+    Case(
+        sq=QUERIES[(i + j) % 9], sk=sk, heads=4, kv_heads=2, d=d, alibi=("h", "bh")[i % 2], **ALIBI_OPTIONS[(i + j) % 5]
+    )
     for j, (d, keys) in enumerate(((64, KEYS), (40, KEYS), (128, KEYS[:9]), (72, KEYS[:9])))
     for i, sk in enumerate(keys)
 ]
@@ -125,6 +156,12 @@ def test_key_biases(case, dtype, gpu):
 
 
 @over_16_bits
+@over_cases(ALIBI)
+def test_alibi(case, dtype, gpu):
+    check_drawn(lambda seed: make_inputs(case, dtype, "cuda", seed), gpu)
+
+
+@over_16_bits
 @pytest.mark.parametrize("value", ["-inf", "finfo.min", "-1e9", "-1e6", "-1e5", "-1e4", "-4e3", "-300", "4e3", "3e4"])
 @pytest.mark.parametrize(("d", "sk"), [(64, 80), (64, 250), (40, 200), (72, 100), (80, 70), (96, 120), (128, 128)])
 def test_key_biases_of_empty_and_large_entries(d, sk, value, dtype, gpu):
@@ -147,7 +184,7 @@ def test_key_biases_of_empty_and_large_entries(d, sk, value, dtype, gpu):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(PACKED + MASKED_PACKED)
+@over_cases(PACKED + MASKED_PACKED + ALIBI_PACKED)
 def test_packed(case, dtype, gpu):
     check_packed_drawn(case, lambda seed: without_dbias(make_packed(case, dtype, "cuda", seed, draw_on="cuda")), gpu)
 
@@ -178,7 +215,7 @@ def test_work_tiles(case, dtype, gpu, monkeypatch):
     + [
         Case(sq=sk, sk=sk, batch=40, heads=12, d=d, **bias)
         for sk, d in ((80, 64), (128, 64), (256, 64), (128, 80))
-        for bias in (dict(mask="b11k"), dict(bias="b11k"))
+        for bias in (dict(mask="b11k"), dict(bias="b11k"), dict(alibi="h"))
     ]
 )
 def test_repeats(case, dtype, gpu):
@@ -188,8 +225,9 @@ def test_repeats(case, dtype, gpu):
 @over_16_bits
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize(("sq", "sk", "d"), [(70, 90, 64), (100, 150, 64), (70, 90, 128), (30, 60, 80), (70, 80, 160)])
-def test_nan_in_what_no_query_attends(sq, sk, d, poison, dtype, gpu):
-    inputs = make_inputs(Case(sq=sq, sk=sk, batch=20, heads=12, d=d, causal="top_left"), dtype, "cuda")
+@pytest.mark.parametrize("alibi", [None, "h"])
+def test_nan_in_what_no_query_attends(sq, sk, d, alibi, poison, dtype, gpu):
+    inputs = make_inputs(Case(sq=sq, sk=sk, batch=20, heads=12, d=d, causal="top_left", alibi=alibi), dtype, "cuda")
     check_hidden_keys(inputs, sq, poison, gpu)
 
 

@@ -58,6 +58,18 @@ TILES = [
     (Call(256, dtype=F16, options={"window": (9, 9)}), dict(tile=(256, 256))),
     (Call(160, options=CAUSAL), dict(tile=(192, 160))),
     (Call(161, options=CAUSAL), dict(ctas_per_sm=2, tile=(128, 64))),
+    # With ALiBi slopes, too, of as few tokens as a call has.
+    (Call(16, slopes=True), dict(kernel=SINGLE_TILE, score_mode="ALiBi", head_dims=(64, 64), tile=(64, 80))),
+    (Call(80, slopes=True, d=40), dict(kernel=SINGLE_TILE, score_mode="ALiBi", tile=(128, 80))),
+    (Call(81, slopes=True), dict(kernel=SINGLE_TILE, tile=(128, 128))),
+    (Call(129, slopes=True), dict(kernel=SINGLE_TILE, tile=(192, 160))),
+    (Call(160, slopes=True, options=CAUSAL), dict(kernel=SINGLE_TILE, score_mode="ALiBi", tile=(192, 160))),
+    (Call(161, slopes=True, options=CAUSAL), dict(kernel=WARP_SPECIALISED, score_mode="ALiBi")),
+    (Call(256, slopes=True), dict(kernel=SINGLE_TILE, tile=(256, 256))),
+    (Call(257, slopes=True), dict(kernel=WARP_SPECIALISED, score_mode="ALiBi")),
+    (Call(80, slopes=True, d=128), dict(kernel=SINGLE_TILE, score_mode="ALiBi", head_dims=(128, 128), tile=(128, 80))),
+    (Call(128, slopes=True, d=72), dict(kernel=SINGLE_TILE, head_dims=(128, 128), tile=(128, 128))),
+    (Call(129, slopes=True, d=128), dict(kernel=WARP_SPECIALISED, score_mode="ALiBi")),
     # More queries a tile where rows are no whole sectors of 32 bytes, by head dims, lengths and visibility.
     (Call(257, d=72), dict(head_dims=(80, 80), tile=(192, 112))),
     (Call(256, d=72), dict(head_dims=(80, 80), tile=(128, 128))),
@@ -147,7 +159,7 @@ FORWARD = [
     (padded(65, options=DROPOUT), HOPPER),  # the mask is written as a bias
     (padded(64, options=DROPOUT | CAUSAL), PORTABLE),
     (padded(65, options=DROPOUT | CAUSAL), HOPPER),
-    (Call(64, slopes=True), PORTABLE),
+    (Call(64, slopes=True), HOPPER),
     (Call(65, slopes=True), HOPPER),
     (Call(64, options={"softcap": 9.0}), PORTABLE),
     (Call(65, options={"softcap": 9.0}), HOPPER),

@@ -326,8 +326,9 @@ constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
 // 160, or where shared memory holds no more.
 struct SingleTileConfig {
   HeadDims dims = {64, 64};
-  ScoreMode score = ScoreMode::kScaleOnly;  // or kKeyBias, of a bias or a mask that is broadcast along queries
-  int block_n;                              // keys of the tile
+  // Or kAlibi, or kKeyBias of a bias or a mask that is broadcast along queries.
+  ScoreMode score = ScoreMode::kScaleOnly;
+  int block_n;  // keys of the tile
   int warpgroups;
   int kv_stages;
   int q_stages = 2;            // per consumer
@@ -357,6 +358,14 @@ inline constexpr SingleTileConfig kSingleTileConfigs[] = {
     {.score = ScoreMode::kKeyBias, .block_n = 256, .warpgroups = 3, .kv_stages = 2, .parts = 4},
     {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .block_n = 80, .warpgroups = 2, .kv_stages = 3},
     {.dims = {128, 128}, .score = ScoreMode::kKeyBias, .block_n = 128, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
+
+    {.score = ScoreMode::kAlibi, .block_n = 80, .warpgroups = 4, .kv_stages = 6, .intra_overlap = true},
+    {.score = ScoreMode::kAlibi, .block_n = 128, .warpgroups = 4, .kv_stages = 4},
+    {.score = ScoreMode::kAlibi, .block_n = 160, .warpgroups = 3, .kv_stages = 3},
+    {.score = ScoreMode::kAlibi, .block_n = 208, .warpgroups = 3, .kv_stages = 2},
+    {.score = ScoreMode::kAlibi, .block_n = 256, .warpgroups = 3, .kv_stages = 2, .parts = 2},
+    {.dims = {128, 128}, .score = ScoreMode::kAlibi, .block_n = 80, .warpgroups = 2, .kv_stages = 3},
+    {.dims = {128, 128}, .score = ScoreMode::kAlibi, .block_n = 128, .warpgroups = 2, .kv_stages = 2, .q_stages = 1},
 };
 
 // The keys of the row above one that has the same head dims and score mode, or 0. A call of this kernel has more keys

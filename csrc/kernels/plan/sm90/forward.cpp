@@ -122,7 +122,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
     return tokens <= kPortableTokens && !prefers_single_tile(p) && largest_head_dim(p) <= kLargestShortHeadDim &&
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
-  if (tokens <= kPortableTokens) return true;
+  if (tokens <= kPortableTokens) return !(has_only_alibi(p) && takes_single_tile(p));
   if (takes_single_tile(p)) return false;
   if (key_bias_mode(p) == ScoreMode::kKeyBias) return false;
   if ((key_bias_mode(p) || softcap_or_alibi_score(p)) && !p.row_max.present()) return false;

@@ -43,6 +43,7 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Single
 // The score mode of a call, if there may be rows for it. A mask of keys counts as a key bias of 0 and -inf.
 std::optional<ScoreMode> score_of(const attention::ForwardParams& p) {
   if (score_mode_sm90(p) == ScoreMode::kScaleOnly) return ScoreMode::kScaleOnly;
+  if (has_only_alibi(p)) return ScoreMode::kAlibi;
   const bool has_bias = key_bias_score(p) == ScoreMode::kKeyBias;
   return has_bias || has_only_key_mask(p) ? std::optional(ScoreMode::kKeyBias) : std::nullopt;
 }

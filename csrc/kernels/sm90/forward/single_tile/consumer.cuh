@@ -33,6 +33,7 @@ struct SingleTileConsumer {
   tile::PackedRows<Traits::kPartKeys> p;
   typename Traits::Output out;
   RowSoftmax<false> softmax;
+  float slope = 0.0f;  // of the next tile of queries, divided by the scale
 
   __device__ __forceinline__ void run() {
     bool more = find();
@@ -61,11 +62,20 @@ struct SingleTileConsumer {
       shared.work_pipeline.consumer_wait(work_state);
       const int tiles = uniform(shared.work_tile[work_state.stage].query_tiles);
       if (tiles == 0) return false;
-      if (own < tiles) return true;
+      if (own < tiles) {
+        if constexpr (Traits::kAlibi) find_slope(shared.work_tile[work_state.stage].coord);
+        return true;
+      }
       own -= tiles;
       consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
+  }
+
+  // It arrives while the QK GEMM is in flight.
+  __device__ __forceinline__ void find_slope(const HeadCoord& coord) {
+    const attention::ScoreMod& mod = args.params.score_mod;
+    slope = mod.alibi.at<float>(coord.sequence.batch, coord.head) / static_cast<float>(mod.scale);
   }
 
   template <int... kBefore>
@@ -120,12 +130,33 @@ struct SingleTileConsumer {
     ptx::wait_wgmma<kPart == 0 ? 0 : 1>();
     ptx::pin_registers(scores.c[0]);
     if constexpr (kPart == kKeyParts - 1) release_queries();
+    if constexpr (Traits::kAlibi) add_alibi<kPart>(shared.work_tile[work_state.stage]);
     hide_invisible<kPart>(shared.work_tile[work_state.stage]);
     const Exponent exponent = {true, args.scale_log2e};
     if constexpr (kPart == 0) {
       softmax.template begin<Rescale::kAboveThreshold>(scores, exponent);
     } else {
       softmax.template update<Rescale::kAboveThreshold>(scores, exponent, 0.0f, overlapped);
+    }
+  }
+
+  // Adds ALiBi, divided by the scale, by which the softmax multiplies.
+  template <int kPart>
+  __device__ __forceinline__ void add_alibi(const WorkTile& work_tile) {
+    const attention::Sequence& sequence = work_tile.coord.sequence;
+    const int first_query = work_tile.first_query + own_row(own) + Scores::row(0);
+    const int diagonal = static_cast<int>(args.params.visibility.diagonal(sequence));
+    const auto first = static_cast<float>(kPart * Traits::kPartKeys + Scores::column(0, 0) - first_query - diagonal);
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float distance = first + static_cast<float>(Scores::column_step(j, e) - Scores::row_step(r));
+          scores.at(r, j, e) = fmaf(slope, attention::alibi_derivative(distance), scores.at(r, j, e));
+        }
+      }
     }
   }
 

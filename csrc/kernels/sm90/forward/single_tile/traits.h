@@ -62,6 +62,7 @@ struct SingleTileTraits {
   static constexpr int kWarps = 4 * kConfig.warpgroups;  // of the consumers
   static constexpr int kThreads = tile::kWarpgroupSize * (kConfig.warpgroups + 1);
   static constexpr int kPartKeys = kKeys / kConfig.parts;  // keys whose scores registers hold at a time
+  static constexpr bool kAlibi = kConfig.score == ScoreMode::kAlibi;
   static constexpr bool kKeyBias = kConfig.has_key_bias();
   static constexpr int kKeyBiasWarps = kKeyBias ? 2 : 0;  // that write it
 
