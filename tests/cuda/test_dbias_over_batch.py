@@ -18,6 +18,8 @@ CASES = [
     Case(sq=160, sk=256, batch=5, heads=3, bias="11qk", mask="b11k", padding=True),
     Case(sq=300, sk=264, d=64, batch=7, heads=2, bias="1hqk", causal="top_left"),
     Case(sq=264, sk=264, d=64, batch=3, heads=4, kv_heads=2, bias="11qk"),
+    Case(sq=520, sk=392, d=64, batch=3, heads=4, bias="1hqk", mask="b11k", padding=True),
+    Case(sq=300, sk=520, d=64, batch=3, heads=4, kv_heads=2, bias="1hqk", mask="bh1k", dropout_p=0.2),
 ]
 
 

@@ -1,6 +1,6 @@
 """Hopper's kernels for dropout beside a mask, intervals, lists of blocks or a bias: lengths at edges of tiles, masks
 and biases of every shape, few CTAs, packed sequences, rows without keys, the gradient of the bias, and NaN. In the
-backward pass a bias beside a mask, or above head dim 64, takes the two-pass kernels."""
+backward pass a bias above head dim 64 takes the two-pass kernels."""
 
 import math
 

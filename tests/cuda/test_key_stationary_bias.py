@@ -1,7 +1,8 @@
-"""Hopper's key-stationary backward kernel with a bias that gets no gradient. TMA loads the bias of a (query tile, key
-tile) iteration to where its dS will lie. Loop orders, lengths at edges of tiles, few CTAs, packed sequences, low and
-empty rows, and NaN."""
+"""Hopper's key-stationary backward kernel with a bias that gets no gradient, alone or beside a mask. TMA loads the bias
+of a (query tile, key tile) iteration to where its dS will lie. Loop orders, lengths at edges of tiles, few CTAs, packed
+sequences, low and empty rows, and NaN."""
 
+import dataclasses
 import math
 
 import pytest
@@ -36,6 +37,27 @@ EDGES = [
     for n, (sq, sk) in enumerate(LENGTHS)
     for m, visible in enumerate(VISIBILITIES)
 ]
+# What hides keys beside a bias: masks of keys and of pairs, intervals and lists of blocks.
+HIDING = (
+    dict(mask="b11k", padding=True),
+    dict(mask="bhqk"),
+    dict(intervals="1h", num_intervals=2),
+    dict(mask="11qk"),
+    dict(blocks="b1"),
+    dict(mask="b1qk"),
+    dict(intervals="bh", num_intervals=4),
+)
+MASKED = [
+    dataclasses.replace(case, dropout_p=dropout_p, **HIDING[(n + 3 * (n // len(HIDING))) % len(HIDING)])
+    for n, case in enumerate(EDGES)
+    for dropout_p in ((0.0, 0.2) if case.d == 64 else (0.0,))
+]
+MASKED_FEW_CTAS = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, bias=bias, **hiding)
+    for d in (64, 80, 128)
+    for sq, sk, kv_heads, bias in ((1000, 1304, 2, "bhqk"), (1200, 1200, 4, "11qk"))
+    for hiding in (dict(mask="bhqk"), dict(mask="b11k", padding=True), dict(intervals="1h", causal="top_left"))
+]
 FEW_CTAS = [
     Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, bias=bias, **visible)
     for d in (64, 80, 128)
@@ -47,6 +69,20 @@ REPEATED = [
     for d, kv_heads in ((64, 8), (96, 4), (128, 2))
     for bias in ("bhqk", "11qk")
     for visible in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
+]
+MASKED_REPEATED = [
+    Case(sq=1100, sk=1504, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, bias="bhqk", **hiding)
+    for d, kv_heads in ((64, 8), (96, 4), (128, 2))
+    for hiding in (dict(mask="b11k", padding=True), dict(mask="11qk", causal="bottom_right"), dict(intervals="b1"))
+] + [Case(sq=1100, sk=1504, heads=8, d=64, bias="1hqk", mask="b1qk", dropout_p=0.2)]
+MASKED_PACKED = [
+    PackedCase((300, 0, 65, 704, 64), (304, 40, 129, 504, 0), Case(d=d, heads=4, kv_heads=2, bias=bias, **hiding))
+    for d in (64, 80, 128)
+    for bias, hiding in (
+        ("bhqk", dict(mask="b11k", padding=True)),
+        ("11qk", dict(mask="bhqk", causal="bottom_right")),
+        ("b1qk", dict(intervals="1h", num_intervals=2)),
+    )
 ]
 PACKED = [
     PackedCase((300, 0, 65, 704, 64), (304, 40, 129, 504, 0), Case(d=d, heads=4, kv_heads=2, bias=bias, **visible))
@@ -69,25 +105,25 @@ def make(case: Case, dtype: torch.dtype, seed: int = 0) -> Inputs:
 
 
 @over_16_bits
-@over_cases(EDGES)
+@over_cases(EDGES + MASKED)
 def test_edges_of_tiles(case, dtype, gpu):
     check_drawn(lambda seed: make(case, dtype, seed), gpu)
 
 
 @over_16_bits
-@over_cases(PACKED)
+@over_cases(PACKED + MASKED_PACKED)
 def test_packed(case, dtype, gpu):
     check_packed_drawn(case, lambda seed: without_dbias(make_packed(case, dtype, "cuda", seed, draw_on="cuda")), gpu)
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(FEW_CTAS)
+@over_cases(FEW_CTAS + MASKED_FEW_CTAS)
 def test_few_ctas(case, dtype, gpu, monkeypatch):
     check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch, without_dbias)
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(REPEATED)
+@over_cases(REPEATED + MASKED_REPEATED)
 def test_repeats(case, dtype, gpu):
     assert_repeats(make(case, dtype), gpu, RUNS)
 
@@ -114,10 +150,16 @@ def test_low_and_empty_rows(d, value, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("d", [64, 128])
-def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
-    """Keys that the bias hides, some of them in a tile with others that it does not."""
-    inputs = make(Case(sq=500, sk=700, d=d, heads=2, bias="11qk"), dtype)
-    inputs.bias[..., 550:] = -math.inf
+@pytest.mark.parametrize("hides", ["bias", "mask"])
+def test_nan_in_what_no_query_attends(hides, d, poison, dtype, gpu):
+    """Keys that the bias or the mask hides, some of them in a tile with others that it does not."""
+    mask = "b11k" if hides == "mask" else None
+    inputs = make(Case(sq=500, sk=700, batch=2, d=d, heads=2, bias="11qk", mask=mask), dtype)
+    if hides == "mask":
+        inputs.mask[..., 550:] = False
+        inputs.bias[..., 550:] = poison
+    else:
+        inputs.bias[..., 550:] = -math.inf
     check_hidden_keys(inputs, 550, poison, gpu)
 
 

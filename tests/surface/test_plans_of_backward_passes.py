@@ -136,7 +136,6 @@ BACKWARD_SM90 = [
     ),
     (hopper(sink=True, wanted=WITH_SINK, sq=64, batch=256), dict(kernel="fused", delta="within another kernel")),
     (hopper(d=136), dict(kernel=TWO_PASS, score_mode="scale only", head_dims=(192, 192))),
-    (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
     *(
         (hopper({"causal": "bottom_right"}, slopes=True, d=d), dict(kernel=KEY_STATIONARY, score_mode="ALiBi"))
         for d in (40, 64, 96, 128)
@@ -255,8 +254,8 @@ BACKWARD_SM90 = [
         dict(kernel=TWO_PASS, delta="within another kernel", dbias="from recomputed dS"),
     ),
     (
-        hopper(bias=SQUARE, mask=(1, 1, LONG, LONG), wanted=WITH_BIAS),
-        dict(kernel=TWO_PASS, dbias="from the materialised dS"),
+        hopper(bias=SQUARE, mask=SQUARE, wanted=WITH_BIAS),
+        dict(kernel=TWO_PASS, dbias="from the materialised dS", workspace={"mask bits": 8912896}),
     ),
     (hopper(bias=SQUARE, wanted=WITH_BIAS, d=128), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
     # Short heads with a bias, and a mask of keys, up to head dim 32.

@@ -33,6 +33,7 @@ BACKWARD = [
     (dict(), dict(kernel=KEY_STATIONARY, score_mode="mask", cyclic=False)),
     (dict(d=128, size=64, options={"causal": "top_left"}), dict(kernel=KEY_STATIONARY, score_mode="mask")),
     (dict(d=192), dict(kernel=TWO_PASS)),
+    (dict(d=128, bias=(1, 16, LONG, LONG)), dict(kernel=KEY_STATIONARY, score_mode="bias and mask")),
 ]
 
 

@@ -19,8 +19,9 @@ BACKWARD = [
     (hopper(d=72), dict(kernel=KEY_STATIONARY, score_mode="dropout", head_dims=(96, 96), tile=(64, 128))),
     (hopper(mask=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="mask and dropout", head_dims=(64, 64))),
     (hopper(bias=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="bias, mask and dropout", head_dims=(64, 64))),
+    (hopper(bias=SQUARE, mask=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="bias, mask and dropout")),
     # With something else that changes scores: two-pass.
-    (hopper(bias=SQUARE, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
+    (hopper(bias=SQUARE, mask=SQUARE, d=72), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(128, 128))),
     (hopper(bias=SQUARE, d=128), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(128, 128))),
     (hopper(options={"softcap": 9.0}), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
 ]

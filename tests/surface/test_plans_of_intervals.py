@@ -42,7 +42,7 @@ BACKWARD = [
     (dict(), dict(kernel=KEY_STATIONARY, score_mode="mask")),
     (dict(d=128, options={"causal": "bottom_right"}), dict(kernel=KEY_STATIONARY, score_mode="mask")),
     (dict(d=192), dict(kernel=TWO_PASS)),
-    (dict(bias=(1, 16, LONG, LONG)), dict(kernel=TWO_PASS)),
+    (dict(bias=(1, 16, LONG, LONG)), dict(kernel=KEY_STATIONARY, score_mode="bias and mask")),
 ]
 
 

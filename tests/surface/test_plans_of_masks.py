@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flash_attn_ext._explanation import Plan
-from support.plans import KEY_STATIONARY, SINGLE_TILE, WARP_SPECIALISED, Call, mismatches, packed_plans
+from support.plans import KEY_STATIONARY, SINGLE_TILE, TWO_PASS, WARP_SPECIALISED, Call, mismatches, packed_plans
 
 LONG = 2048
 LISTED = dict(kernel=KEY_STATIONARY, score_mode="mask")
@@ -188,3 +188,28 @@ def test_the_workspace_of_intervals():
     assert plan.workspace["key intervals"] == 64
     assert plan.workspace["plan of key intervals"] == alone.workspace_bytes
     assert plan.intervals == alone
+
+
+SQUARE, WITH_BIAS = (1, 16, LONG, LONG), ("q", "k", "v", "bias")
+MANY = 8 * LONG + 8
+# The gradient of a bias sums dS that is recomputed, where the mask hides the same keys from all queries.
+BESIDE_BIAS = [
+    *(
+        (dict(mask=mask, d=d), dict(kernel=KEY_STATIONARY, score_mode="bias and mask", dbias=None))
+        for mask in (SQUARE, PADDING, (8, 16, 1, LONG))
+        for d in (40, 80, 128)
+    ),
+    (dict(mask=SQUARE, d=128), dict(pre_signals_dq=True, head_dims=(128, 128))),
+    (dict(mask=SQUARE, d=136), dict(portable=True)),
+    (dict(mask=(8, 1, 1, MANY), sk=MANY), dict(kernel=TWO_PASS, score_mode="bias and mask")),  # few queries
+    (dict(mask=(1, 1, LONG, 1)), dict(kernel=TWO_PASS, score_mode="generic")),
+    (dict(mask=PADDING, wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY, dbias="from dS recomputed over the batch")),
+    (dict(mask=SQUARE, wanted=WITH_BIAS), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
+    (dict(mask=PADDING, wanted=WITH_BIAS, d=128), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), BESIDE_BIAS, ids=str)
+def test_backward_kernels_of_a_bias_beside_a_mask(call, expected):
+    bias = (1, 16, LONG, call.get("sk", LONG))
+    assert mismatches(Call(LONG, bias=bias, options={"backend": "sm90"}, **call).plans()[1], expected) == {}

@@ -205,7 +205,7 @@ BACKWARD = [
     (Call(72, bias=(1, 16, 72, 72)), HOPPER),
     (Call(64, key_heads=8, bias=(1, 16, 64, 64)), HOPPER),  # heads would share dK and dV
     (Call(128, bias=(1, 16, 128, 128)), HOPPER),
-    (Call(128, bias=(1, 16, 128, 128), mask=(1, 1, 1, 128)), PORTABLE),
+    (Call(128, bias=(1, 16, 128, 128), mask=(1, 1, 1, 128)), HOPPER),
     (Call(136, bias=(1, 16, 136, 136), mask=(1, 1, 1, 136)), HOPPER),
     (Call(16, options={"softcap": 9.0}), HOPPER),
     (Call(16, slopes=True), HOPPER),

@@ -41,10 +41,18 @@ CALLS = {
         {"block_lists": LISTS, "intervals": INTERVALS},
     ),
     "dropout": (DROPOUT,),
-    "a bias for each query and key, without gradient": ({"bias": PAIRS},),
-    "a bias for each query and key, with gradient, the same for all batch entries, up to head dim 64": (
+    "a bias for each query and key, without gradient, alone or beside a mask, intervals or lists of blocks": (
+        {"bias": PAIRS},
+        {"bias": PAIRS, "mask": OF_ENTRIES},
+        {"bias": PAIRS, "mask": PAIRS},
+        {"bias": PAIRS, "intervals": INTERVALS},
+        {"bias": PAIRS, "block_lists": LISTS},
+    ),
+    "such a bias, alone or beside a mask of keys, with gradient, the same for all batch entries, up to head dim 64": (
         {"bias": PAIRS, "wanted": WITH_BIAS, "d": 64},
         {"bias": (1, 16, LENGTH, LENGTH), "wanted": WITH_BIAS, "d": 32},
+        {"bias": PAIRS, "mask": OF_ENTRIES, "wanted": WITH_BIAS, "d": 64},
+        {"bias": PAIRS, "mask": KEYS, "wanted": WITH_BIAS, "d": 64},
     ),
     "other biases for each query and key, with gradient": (
         {"bias": PAIRS, "wanted": WITH_BIAS, "d": 72},
@@ -52,7 +60,6 @@ CALLS = {
         {"bias": (1, 16, LENGTH, LENGTH), "wanted": WITH_BIAS, "d": 96},
         {"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS},
     ),
-    "a bias beside a mask": ({"bias": PAIRS, "mask": OF_ENTRIES},),
     "a softcap": (SOFTCAP,),
     "a scale that is not positive": ({"options": {"scale": -1.0}},),
     "ALiBi slopes, with or without gradient": (
@@ -69,9 +76,10 @@ CALLS = {
         DROPOUT | {"block_lists": LISTS},
         DROPOUT | {"intervals": INTERVALS},
     ),
-    "dropout beside a bias for each query and key, without gradient, or with one of up to 1024 queries that all batch "
-    "entries share, up to head dim 64": (
+    "dropout beside such a bias, without gradient, or with one of up to 1024 queries that all batch entries share, up "
+    "to head dim 64": (
         DROPOUT | {"bias": PAIRS, "d": 64},
+        DROPOUT | {"bias": PAIRS, "mask": PAIRS, "d": 64},
         DROPOUT | {"bias": (1, 16, 1024, LENGTH), "sq": 1024, "sk": LENGTH, "d": 64, "wanted": WITH_BIAS},
     ),
     "dropout beside other biases for each query and key": (
@@ -95,12 +103,12 @@ CALLS = {
         {"intervals": INTERVALS, "mask": PAIRS},
         {"intervals": INTERVALS, "mask": OF_ENTRIES},
     ),
-    "a bias table by distance, with or without gradient": (
+    "a bias table by distance, with or without gradient, alone or beside a mask": (
         {"relative_bias": True},
         {"relative_bias": True, "wanted": WITH_BIAS, "options": {"causal": "top_left"}},
         {"relative_bias": True, "wanted": WITH_BIAS, "d": 128},
+        {"relative_bias": True, "mask": KEYS, "wanted": WITH_BIAS},
     ),
-    "a bias table by distance beside a mask": ({"relative_bias": True, "mask": KEYS, "wanted": WITH_BIAS},),
     "a bias that broadcasts over queries, with or without gradient, where every query sees every key": (
         {"bias": KEYS},
         {"bias": KEYS, "wanted": WITH_BIAS},

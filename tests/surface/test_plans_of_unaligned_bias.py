@@ -15,7 +15,7 @@ COPIED = [
         dict(sq=300, sk=301, bias=(1, 1, 300, 301), mask=(8, 1, 1, 301)),
         300 * 304 * 2,
         WARP_SPECIALISED,
-        TWO_PASS,
+        KEY_STATIONARY,
     ),
     (
         dict(sq=300, sk=301, bias=(8, 16, 300, 301), wanted=WITH_BIAS),
