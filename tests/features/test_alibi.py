@@ -38,7 +38,7 @@ CASES = {
 }
 
 
-# One or two tiles of keys, or less.
+# All keys of a sequence in one tile on Hopper, or few tiles of them.
 SHORT = [
     Case(sq=sq, sk=sk, d=d, heads=4, kv_heads=kv_heads, batch=3, alibi=alibi, **more)
     for d in (64, 40, 128)

@@ -92,6 +92,8 @@ FEATURES = [
         dict(bias="1hqk"),
     )
 ]
+FEATURES += for_gpus(case(size, size, d=64, alibi="h") for size in (70, 97, 150, 200, 256))
+FEATURES += for_gpus(case(100, 100, d=d, alibi="bh", causal="top_left") for d in (40, 128))
 
 
 @over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))

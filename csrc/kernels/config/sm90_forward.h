@@ -320,13 +320,13 @@ constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
   return {.consumer = 232, .producer = 40};
 }
 
-// The table of single-tile kernels, whose key tile holds all keys of a sequence. A call takes the first row that holds
-// its head dims and keys. They stay in one stage, and the work tile's tiles of 64 queries go to the consumers
-// round-robin. There are four consumers where S, and then P and O, fit 112 registers, and two where they take more than
-// 160, or where shared memory holds no more.
+// The table of single-tile kernels, whose key tile holds all keys of a sequence. A call takes the first row of its
+// score mode that holds its head dims and keys. These stay in one stage, and the work tile's tiles of 64 queries go to
+// the consumers round-robin. There are four consumers where S, and then P and O, fit 112 registers, and two where they
+// take more than 160, or where shared memory holds no more.
 struct SingleTileConfig {
   HeadDims dims = {64, 64};
-  // Or kAlibi, or kKeyBias of a bias or a mask that is broadcast along queries.
+  // kScaleOnly, kAlibi, or kKeyBias for a bias or a mask that is broadcast along queries.
   ScoreMode score = ScoreMode::kScaleOnly;
   int block_n;  // keys of the tile
   int warpgroups;

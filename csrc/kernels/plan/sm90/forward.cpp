@@ -33,9 +33,9 @@ constexpr int kWarpgroupRows = 64;
 constexpr int64_t kPortableKeys = 96;
 // Up to this number of keys, which are one tile, a key bias is not searched for intervals: that would take longer.
 constexpr int64_t kMostUnscannedKeys = 128;
-// Calls with at most kPortableTokens queries and keys take the portable kernels up to head dim 64. Up to
-// kLargestShortHeadDim they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls above head dim
-// 64"), unless a single-tile kernel takes them, up to kLargestShortSingleTileHeadDim.
+// Calls with at most kPortableTokens queries and keys take the portable kernels up to head dim 64, except with ALiBi
+// alone. Up to kLargestShortHeadDim they do if their scores are only scaled (docs/kernels/log/sm90.md, "Short calls
+// above head dim 64"), unless a single-tile kernel takes them, up to kLargestShortSingleTileHeadDim.
 constexpr int64_t kLargestShortHeadDim = 256;
 constexpr int64_t kLargestShortSingleTileHeadDim = 128;
 // Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
@@ -99,9 +99,12 @@ int64_t uneven_heads(const ForwardConfig& config, int64_t persistent_ctas) {
   return config.warpgroups == 3 ? persistent_ctas / 4 : 1;
 }
 
-// Whether a single-tile kernel runs where the portable kernels otherwise would, since it is faster at these head dims.
+// Whether a single-tile kernel runs where the portable kernels otherwise would, since it is faster: at head dims above
+// 64, and with ALiBi. It computes keys that a window hides, too.
 bool prefers_single_tile(const attention::ForwardParams& p) {
-  return largest_head_dim(p) > 64 && largest_head_dim(p) <= kLargestShortSingleTileHeadDim && takes_single_tile(p);
+  const bool has_short_alibi = has_only_alibi(p) && p.sequences.max_seqlen_k <= kPortableTokens;
+  return (largest_head_dim(p) > 64 || has_short_alibi) && largest_head_dim(p) <= kLargestShortSingleTileHeadDim &&
+         takes_single_tile(p);
 }
 
 // The score mode of the kernels of a key bias, where they take a call.
@@ -122,7 +125,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p, const Limits& limits)
     return tokens <= kPortableTokens && !prefers_single_tile(p) && largest_head_dim(p) <= kLargestShortHeadDim &&
            score_mode_sm90(p, limits) == ScoreMode::kScaleOnly;
   }
-  if (tokens <= kPortableTokens) return !(has_only_alibi(p) && takes_single_tile(p));
+  if (tokens <= kPortableTokens) return !prefers_single_tile(p);
   if (takes_single_tile(p)) return false;
   if (key_bias_mode(p) == ScoreMode::kKeyBias) return false;
   if ((key_bias_mode(p) || softcap_or_alibi_score(p)) && !p.row_max.present()) return false;

@@ -54,7 +54,7 @@ std::optional<ScoreMode> key_bias_score_by_position(const attention::AttentionPa
 // The same where every query sees every key.
 std::optional<ScoreMode> key_bias_score(const attention::AttentionParams& params);
 
-// Up to this number of queries and keys, the portable kernels run up to head dim 64.
+// Up to this number of queries and keys, the portable kernels run up to head dim 64, except with ALiBi alone.
 inline constexpr int64_t kPortableTokens = 64;
 
 // Whether the key-stationary kernels may compute the gradient of a call's key bias, which they sum while they compute

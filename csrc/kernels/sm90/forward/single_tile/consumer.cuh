@@ -2,6 +2,7 @@
 //
 //   S = Q K^T;  P = exp2(c S - c max S);  O = P V / sum P.
 //
+// A key bias, or ALiBi, divided by the scale is added to S before.
 // All keys fit one tile, so this is an ordinary softmax, not an online one. Where registers hold the scores of a part
 // of the keys only, O is rescaled between parts.
 #pragma once
@@ -33,7 +34,7 @@ struct SingleTileConsumer {
   tile::PackedRows<Traits::kPartKeys> p;
   typename Traits::Output out;
   RowSoftmax<false> softmax;
-  float slope = 0.0f;  // of the next tile of queries, divided by the scale
+  float slope = 0.0f;  // of the tile of queries that find() found last
 
   __device__ __forceinline__ void run() {
     bool more = find();
@@ -72,10 +73,9 @@ struct SingleTileConsumer {
     }
   }
 
-  // It arrives while the QK GEMM is in flight.
+  // Loads the slope of the work tile's head. Nothing uses it before the QK GEMM has been issued.
   __device__ __forceinline__ void find_slope(const HeadCoord& coord) {
-    const attention::ScoreMod& mod = args.params.score_mod;
-    slope = mod.alibi.at<float>(coord.sequence.batch, coord.head) / static_cast<float>(mod.scale);
+    slope = args.params.score_mod.alibi.at<float>(coord.sequence.batch, coord.head);
   }
 
   template <int... kBefore>
@@ -140,12 +140,13 @@ struct SingleTileConsumer {
     }
   }
 
-  // Adds ALiBi, divided by the scale, by which the softmax multiplies.
+  // Adds ALiBi divided by the scale, since the softmax multiplies scores by the scale.
   template <int kPart>
   __device__ __forceinline__ void add_alibi(const WorkTile& work_tile) {
     const attention::Sequence& sequence = work_tile.coord.sequence;
     const int first_query = work_tile.first_query + own_row(own) + Scores::row(0);
     const int diagonal = static_cast<int>(args.params.visibility.diagonal(sequence));
+    const float factor = slope / static_cast<float>(args.params.score_mod.scale);
     const auto first = static_cast<float>(kPart * Traits::kPartKeys + Scores::column(0, 0) - first_query - diagonal);
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
@@ -154,7 +155,7 @@ struct SingleTileConsumer {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float distance = first + static_cast<float>(Scores::column_step(j, e) - Scores::row_step(r));
-          scores.at(r, j, e) = fmaf(slope, attention::alibi_derivative(distance), scores.at(r, j, e));
+          scores.at(r, j, e) = fmaf(factor, attention::alibi_derivative(distance), scores.at(r, j, e));
         }
       }
     }
