@@ -70,7 +70,7 @@ void print_sm90_forward() {
 
 void print_sm90_backward() {
   for (const sm90::KeyStationaryConfig& config : sm90::kKeyStationaryConfigs) {
-    const auto& [dims, tile, score, pre_signals_dq, adds_statistics, chunks_queries, masks_bias, sums_dscores] = config;
+    const auto& [dims, tile, score, pre_signals_dq, adds_statistics, chunks_queries, hides_keys, sums_dscores] = config;
     const auto& [q_stages, kv_stages, keys_in_registers, dq_columns, producer_registers, key_registers, dq_registers] =
         tile;
     print_row("sm90 backward tiles", ScoreMode::kScaleOnly,
@@ -89,7 +89,7 @@ void print_sm90_backward() {
                {"pre_signals_dq", pre_signals_dq},
                {"adds_statistics", adds_statistics},
                {"chunks_queries", chunks_queries},
-               {"masks_bias", masks_bias},
+               {"hides_keys", hides_keys},
                {"sums_dscores", sums_dscores}});
   }
   for (const sm90::TwoPassConfig& config : sm90::kTwoPassConfigs) {

@@ -197,7 +197,11 @@ TABLES = {
             ),
             Note("augmented columns", is_set("adds_statistics"), "the GEMMs S and dP add the LSE and delta"),
             Note("query chunks", is_set("chunks_queries"), "a launch has some of a head's queries"),
-            Note("masks", is_set("masks_bias"), "a mask, intervals or lists of blocks come beside the bias"),
+            Note(
+                "beside a mask",
+                is_set("hides_keys"),
+                "or intervals or lists of blocks; the other rows with a bias have it alone",
+            ),
             Note("sums of dS", is_set("sums_dscores"), "for the gradient of a key bias"),
         ),
     ),

@@ -164,10 +164,11 @@ def test_nan_in_what_no_query_attends(hides, d, poison, dtype, gpu):
 
 
 @over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("mask", [None, "11qk"])
 @pytest.mark.parametrize("d", [64, 128])
-def test_no_workspace(d, dtype, gpu, monkeypatch):
+def test_no_workspace(d, mask, dtype, gpu, monkeypatch):
     """Nothing is kept of scores, so that FLASH_ATTN_EXT_WORKSPACE_MIB bounds nothing of these calls."""
-    inputs = make(Case(sq=700, sk=904, d=d, heads=4, kv_heads=2, bias="bhqk"), dtype)
+    inputs = make(Case(sq=700, sk=904, d=d, heads=4, kv_heads=2, bias="bhqk", mask=mask), dtype)
     expected = run_ours(inputs, gpu)
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
     result = run_ours(inputs, gpu)

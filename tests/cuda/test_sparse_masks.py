@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, Inputs, make_inputs, without_dbias
 from support.checks import answers_to, check_draws_on_sm_counts, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
@@ -57,6 +57,8 @@ GLOBAL = [
         (128, 2, 4, 2, dict(causal="bottom_right")),
         (128, 1, 8, 1, dict(dv=72)),
         (64, 1, 9, 9, {}),
+        (64, 1, 2, 2, dict(bias="11qk")),
+        (128, 1, 2, 1, dict(bias="1hqk", causal="bottom_right")),
     )
 ]
 
@@ -85,7 +87,7 @@ PATTERNS: dict[str, Callable[[int], torch.Tensor]] = {
 
 
 def draw(case: Case, pattern: str, dtype: torch.dtype, seed: int = 0) -> Inputs:
-    inputs = make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
+    inputs = without_dbias(make_inputs(case, dtype, "cuda", seed, draw_on="cuda"))
     return inputs.replace(intervals=PATTERNS[pattern](case.sk))
 
 

@@ -30,7 +30,7 @@ DIMS = (dict(d=128), dict(d=64), dict(d=96, dv=40), dict(d=64, dv=128))
 LENGTHS = ((257, 63), (320, 65), (384, 127), (300, 129), (512, 192), (577, 640), (270, 1))
 OPTIONS = (
     dict(bias="11qk", mask="bhqk"),
-    dict(bias="1hqk", mask="b11k"),
+    dict(bias="1hqk", mask="b1qk"),
     dict(mask="11q1"),
     dict(bias="1hqk"),
     dict(bias="bhqk", mask="11qk"),
@@ -81,7 +81,7 @@ FEW_QUERIES = [
 LAUNCHES = [
     Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **options)
     for d in (64, 128)
-    for options in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
+    for options in (dict(bias="b1qk"), dict(bias="1hqk", mask="b1qk"), dict(softcap=8.0, dropout_p=0.2))
 ] + [
     Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=256, **options)
     for options in (dict(mask="b1qk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2))
@@ -114,7 +114,7 @@ KEY_CHUNKS = [
         (650, 2, dict(d=136, dv=256), dict(mask="b1qk")),
         (700, 1, dict(d=192), dict(softcap=8.0, dropout_p=0.2)),
         (1200, 1, dict(d=128), dict(scale=-0.1, causal="bottom_right")),
-        (1200, 2, dict(d=64), dict(bias="1hqk", mask="b11k")),
+        (700, 2, dict(d=64), dict(bias="1hqk", mask="b11k")),
     )
 ]
 PACKED_CHUNKS = [
@@ -168,7 +168,7 @@ REPEATED = [
     for d, kv_heads in ((64, 8), (128, 2))
     for options in (
         dict(bias="11qk", mask="bhqk", mask_keep=0.01, causal="bottom_right"),
-        dict(bias="1hqk", mask="b11k"),
+        dict(bias="1hqk", mask="b1qk"),
         dict(softcap=8.0, dropout_p=0.2, window=(300, 100)),
         dict(bias="b1qk", dropout_p=0.2),
         dict(bias="b1q1", sink=True),

@@ -230,6 +230,17 @@ HOPPER = [
         wanted=WITHOUT_EXTRAS,
     ),
     hopper(
+        case(2048, bias="1hqk", mask="b1qk"),
+        dict(score_mode="bias and mask"),
+        key_stationary("bias and mask"),
+        wanted=WITHOUT_EXTRAS,
+    ),
+    hopper(
+        case(1000, bias="1hqk", mask="b11k", dropout_p=0.2),
+        dict(score_mode="bias, mask and dropout"),
+        key_stationary("bias, mask and dropout", dbias="from dS recomputed over the batch"),
+    ),
+    hopper(
         case(136, batch=64, heads=16, bias="11qk"),
         {},
         key_stationary("bias and mask", dbias="from dS recomputed over the batch", dbias_splits=33),

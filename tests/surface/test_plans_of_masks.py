@@ -202,6 +202,8 @@ BESIDE_BIAS = [
     (dict(mask=SQUARE, d=128), dict(pre_signals_dq=True, head_dims=(128, 128))),
     (dict(mask=SQUARE, d=136), dict(portable=True)),
     (dict(mask=(8, 1, 1, MANY), sk=MANY), dict(kernel=TWO_PASS, score_mode="bias and mask")),  # few queries
+    (dict(mask=(1, 1, 1, 256), sk=256, batch=1), dict(kernel=TWO_PASS)),  # few keys, whose queries would be divided
+    (dict(mask=(8, 1, 1, 256), sk=256), dict(kernel=KEY_STATIONARY)),
     (dict(mask=(1, 1, LONG, 1)), dict(kernel=TWO_PASS, score_mode="generic")),
     (dict(mask=PADDING, wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY, dbias="from dS recomputed over the batch")),
     (dict(mask=SQUARE, wanted=WITH_BIAS), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
@@ -213,3 +215,10 @@ BESIDE_BIAS = [
 def test_backward_kernels_of_a_bias_beside_a_mask(call, expected):
     bias = (1, 16, LONG, call.get("sk", LONG))
     assert mismatches(Call(LONG, bias=bias, options={"backend": "sm90"}, **call).plans()[1], expected) == {}
+
+
+@pytest.mark.parametrize("tokens", [128, LONG])
+def test_lists_beside_a_bias_have_a_bound(tokens, monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
+    call = Call(tokens, bias=(1, 16, tokens, tokens), mask=(8, 1, 1, tokens), options={"backend": "sm90"})
+    assert mismatches(call.plans()[1], dict(portable=True)) == {}

@@ -76,10 +76,19 @@ CALLS = {
         DROPOUT | {"block_lists": LISTS},
         DROPOUT | {"intervals": INTERVALS},
     ),
-    "dropout beside such a bias, without gradient, or with one of up to 1024 queries that all batch entries share, up "
-    "to head dim 64": (
+    "dropout beside a bias for each query and key, without gradient, or with one of up to 1024 queries that all batch "
+    "entries share, alone or beside a mask of keys, up to head dim 64": (
         DROPOUT | {"bias": PAIRS, "d": 64},
         DROPOUT | {"bias": PAIRS, "mask": PAIRS, "d": 64},
+        DROPOUT
+        | {
+            "bias": (1, 16, 1024, LENGTH),
+            "mask": KEYS,
+            "sq": 1024,
+            "sk": LENGTH,
+            "d": 64,
+            "wanted": WITH_BIAS,
+        },
         DROPOUT | {"bias": (1, 16, 1024, LENGTH), "sq": 1024, "sk": LENGTH, "d": 64, "wanted": WITH_BIAS},
     ),
     "dropout beside other biases for each query and key": (

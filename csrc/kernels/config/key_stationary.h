@@ -49,8 +49,8 @@ struct KeyStationaryConfig {
   // Each launch has a chunk of a head's queries, and partial dK and dV are handed on from one to the next
   // (schedule/query_chunks.h).
   bool chunks_queries = false;
-  // A mask, intervals or lists of blocks hide keys beside the bias. Other score modes say so by themselves.
-  bool masks_bias = false;
+  // A mask, intervals or lists of blocks hide keys beside a bias. Score modes without a bias say so in their names.
+  bool hides_keys = false;
   // The gradient of a key bias: dS is summed over the queries of a work tile. The bias is float32, if need be a copy,
   // and queries need not see all keys.
   bool sums_dscores = false;
@@ -154,16 +154,16 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kBiasMask},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kBiasMask},
-    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask, .masks_bias = true},
-    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kBiasMask, .masks_bias = true},
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask, .hides_keys = true},
+    {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kBiasMask, .hides_keys = true},
     {.dims = {128, 128},
      .tile = kKeyStationaryTile128,
      .score = ScoreMode::kBiasMask,
      .pre_signals_dq = true,
-     .masks_bias = true},
+     .hides_keys = true},
     // At larger head dims shared memory has no room for the draws beside the bias.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMaskDropout},
-    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMaskDropout, .masks_bias = true},
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMaskDropout, .hides_keys = true},
 
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kDropout},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kDropout},

@@ -8,8 +8,8 @@ namespace flash_attn_ext::sm90 {
 
 inline constexpr HeadDims kLargestTwoPassHeadDims = {576, 512};
 
-// The two-pass backward is for larger head dims and, up to head dim 128, for what the key-stationary kernel lacks: a
-// bias with a mask or with its gradient, generic scores, and a mask or a bias with few queries. The dQ kernel
+// The two-pass backward is for larger head dims and, up to head dim 128, for what the key-stationary kernel lacks: most
+// gradients of biases, generic scores, and a mask or a bias with few queries. The dQ kernel
 // materialises P and dS, and the GEMM kernel computes dV and dK from them. A dQ CTA has 64 stationary queries per
 // consumer warpgroup, and tiles of 64 keys stream past in pipelines, with those of a bias beside K. S of the next tile
 // is computed while dQ is, so that K needs two stages.

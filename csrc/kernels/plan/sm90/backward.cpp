@@ -57,9 +57,9 @@ ScoreMode key_stationary_score(const BackwardParams& p) {
 // Whether a row of the table is for a call's head dims and scores.
 bool suits(const sm90::KeyStationaryConfig& row, const BackwardParams& p) {
   const ScoreMode score = key_stationary_score(p);
-  const bool masks_bias = reads_bias_boxes(score) && p.score_mod.hides_keys();
+  const bool hides_keys = reads_bias_boxes(score) && p.score_mod.hides_keys();
   return row.dims == sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v) && row.score == score &&
-         row.masks_bias == masks_bias;
+         row.hides_keys == hides_keys;
 }
 
 bool has_rows(const BackwardParams& p) {
@@ -112,6 +112,40 @@ bool takes_key_stationary(const BackwardParams& p) {
   }
 }
 
+// Whether there is memory for the lists of iterations that a mask leaves. These grow with queries times keys, even
+// where the mask does not: if it is broadcast along queries, or over packed sequences, which have lists of their own.
+// The same holds for intervals and blocks.
+bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  if (!p.score_mod.hides_keys()) return true;
+  if (!MaskIterations::may_be_numbered(p, order)) return false;
+  const bool is_a_share_of_the_mask =
+      mask.present() && mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
+  return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
+}
+
+// Whether a bias beside a mask has so few keys that the query tiles of a head would be divided into shares if it stood
+// alone. Lists of iterations know no shares, and without them the two-pass kernels are faster
+// (docs/kernels/log/sm90_backward.md, "A bias beside a mask").
+bool lacks_shares(const BackwardParams& p, int64_t query_tiles, const Limits& limits) {
+  if (!reads_bias_boxes(key_stationary_score(p)) || !p.score_mod.hides_keys()) return false;
+  BackwardParams alone = p;
+  alone.score_mod.mask = {};
+  alone.score_mod.intervals = {};
+  alone.score_mod.blocks = {};
+  return loop_order(alone, limits.sms, query_tiles).shares_query_tiles();
+}
+
+// The loop order of a call that the key-stationary kernel computes. There is none where it does not take the call, or
+// where lists of iterations or boxes of a bias are more memory than they may take.
+std::optional<LoopOrder> key_stationary_order(const BackwardParams& p, const Limits& limits) {
+  if (!takes_key_stationary(p) || !may_write_bias_boxes(p, limits)) return std::nullopt;
+  const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+  if (lacks_shares(p, query_tiles, limits)) return std::nullopt;
+  const LoopOrder order = loop_order(p, limits.sms, query_tiles);
+  return may_list_iterations(p, order, limits) ? std::optional(order) : std::nullopt;
+}
+
 // TMA descriptors cannot describe an empty tensor.
 bool is_empty(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
@@ -139,7 +173,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
       return false;
     case ScoreMode::kBiasMask:
     case ScoreMode::kBiasMaskDropout:
-      return (!takes_key_stationary(p) || p.dbias.present()) && queries <= kPortableQueries;
+      return (p.dbias.present() || !key_stationary_order(p, limits)) && queries <= kPortableQueries;
     default:
       return true;
   }
@@ -169,18 +203,6 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (!has_whole_chunks(p)) return true;
   if (takes_query_stationary(p)) return false;
   return has_few_queries(p) ? few_queries_take_portable_kernels(p) : is_short(p, limits);
-}
-
-// Whether there is memory for the lists of iterations that a mask leaves. These grow with queries times keys, even
-// where the mask does not: if it is broadcast along queries, or over packed sequences, which have lists of their own.
-// The same holds for intervals and blocks.
-bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
-  const attention::BroadcastView& mask = p.score_mod.mask;
-  if (!p.score_mod.hides_keys()) return true;
-  if (!MaskIterations::may_be_numbered(p, order)) return false;
-  const bool is_a_share_of_the_mask =
-      mask.present() && mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
-  return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
 }
 
 // Launches of fewer query tiles would spend their time on partial dK and dV. No L2 of a Hopper GPU is that small.
@@ -347,18 +369,14 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
 // There is none where no kernel of Hopper's computes the gradients.
 std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const Limits& limits) {
   if (takes_query_stationary(p)) return plan_backward_query_stationary(p, limits);
-  if (takes_key_stationary(p)) {
-    const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
-    const LoopOrder order = loop_order(p, limits.sms, query_tiles);
-    if (may_list_iterations(p, order, limits) && may_write_bias_boxes(p, limits)) {
-      BackwardPlan plan = plan_key_stationary(p, order, limits);
-      if (sums_dscores(p)) {
-        plan_sums_of_dscores(plan, p);
-      } else if (p.dbias.present()) {
-        plan_dbias_over_batch(plan, p, limits);
-      }
-      return plan;
+  if (const std::optional<LoopOrder> order = key_stationary_order(p, limits)) {
+    BackwardPlan plan = plan_key_stationary(p, *order, limits);
+    if (sums_dscores(p)) {
+      plan_sums_of_dscores(plan, p);
+    } else if (p.dbias.present()) {
+      plan_dbias_over_batch(plan, p, limits);
     }
+    return plan;
   }
   return plan_backward_two_pass(p, limits);
 }

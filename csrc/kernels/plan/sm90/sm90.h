@@ -15,7 +15,7 @@ namespace flash_attn_ext::plan {
 // in other cases that plan/sm90/forward.cpp and plan/sm90/backward.cpp name.
 inline constexpr int64_t kShortTokens = 256;
 // Up to this number of queries, they run in short calls where scores are only scaled; in the backward pass also where a
-// bias of q's dtype has a gradient or comes with a mask.
+// bias of q's dtype has a gradient.
 inline constexpr int64_t kPortableQueries = 128;
 
 // With more keys per query than this, the contributors of a tile of queries would wait on its dQ semaphore. Phases of

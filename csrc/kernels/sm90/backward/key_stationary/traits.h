@@ -58,7 +58,7 @@ struct KeyStationaryTraits {
   static constexpr KeyStationaryConfig kConfig = kConfigValue;
   static constexpr HeadDims kDims = kConfig.dims;
   static constexpr KeyStationaryTile kTile = kConfig.tile;
-  static constexpr bool kMasked = has_mask(kConfig.score) || kConfig.masks_bias;
+  static constexpr bool kMasked = has_mask(kConfig.score) || kConfig.hides_keys;
   static constexpr bool kKeyBias = kConfig.score == ScoreMode::kKeyBias || kConfig.score == ScoreMode::kKeyBiasDropout;
   static constexpr bool kSumsDscores = kConfig.sums_dscores;
   static_assert(!kSumsDscores || (kKeyBias && kConfig.adds_statistics));
@@ -66,7 +66,7 @@ struct KeyStationaryTraits {
   static constexpr bool kDrops = always_drops(kConfig.score);
   static_assert(!kDrops || !kConfig.adds_statistics);
   static constexpr bool kBiased = reads_bias_boxes(kConfig.score);
-  static_assert(kBiased || !kConfig.masks_bias);
+  static_assert(kBiased || !kConfig.hides_keys);
   // The bias occupies the stage of dS, so the draws need memory of their own.
   static constexpr bool kHasDraws = kBiased && kDrops;
   static constexpr bool kAlibi = adds_alibi(kConfig.score);
