@@ -1,5 +1,5 @@
-"""Hopper's two-pass backward kernels, which materialise P and dS. Calls take them where biases or a softcap change
-scores, where few queries have a mask, and above head dim 128. Edges of tiles, tiles that a mask hides, several
+"""Hopper's two-pass backward kernels, which materialise P and dS. Calls take them for most
+gradients of biases, where several things change scores, where few queries have a mask, and above head dim 128. Edges of tiles, tiles that a mask hides, several
 launches, query chunks, key chunks, and NaN."""
 
 import math
