@@ -1,6 +1,6 @@
-"""Hopper's two-pass backward kernels, which materialise P and dS. Calls take them for most
-gradients of biases, where several things change scores, where few queries have a mask, and above head dim 128. Edges of tiles, tiles that a mask hides, several
-launches, query chunks, key chunks, and NaN."""
+"""Hopper's two-pass backward kernels, which materialise P and dS. Calls take them for most gradients of biases, where
+several things change scores, where few queries have a mask, and above head dim 128. Edges of tiles, tiles that a mask
+hides, several launches, query chunks, key chunks, and NaN."""
 
 import math
 
