@@ -54,22 +54,32 @@ ScoreMode key_stationary_score(const BackwardParams& p) {
   return softcap_is_in_range && of_softcap_or_alibi ? *of_softcap_or_alibi : score_mode_sm90(p);
 }
 
-// Whether a row of the table is for a call's head dims and scores.
-bool suits(const sm90::KeyStationaryConfig& row, const BackwardParams& p) {
-  const ScoreMode score = key_stationary_score(p);
-  const bool hides_keys = reads_bias_boxes(score) && p.score_mod.hides_keys();
-  return row.dims == sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v) && row.score == score &&
-         row.hides_keys == hides_keys;
-}
+// Which rows of the table are for a call's head dims and scores.
+struct WantedRows {
+  sm90::HeadDims dims;
+  ScoreMode score;
+  bool masks_bias;
+
+  explicit WantedRows(const BackwardParams& p)
+      : dims(sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v)),
+        score(key_stationary_score(p)),
+        masks_bias(reads_bias_boxes(score) && p.score_mod.hides_keys()) {}
+
+  bool have(const sm90::KeyStationaryConfig& row) const {
+    return row.dims == dims && row.score == score && row.hides_keys == masks_bias;
+  }
+};
 
 bool has_rows(const BackwardParams& p) {
+  const WantedRows wanted(p);
   return std::any_of(std::begin(sm90::kKeyStationaryConfigs), std::end(sm90::kKeyStationaryConfigs),
-                     [&](const sm90::KeyStationaryConfig& row) { return suits(row, p); });
+                     [&](const sm90::KeyStationaryConfig& row) { return wanted.have(row); });
 }
 
 // The row of the table for a call. query_tiles: of the longest sequence.
 int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, bool chunks_queries) {
-  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const WantedRows wanted(p);
+  const sm90::HeadDims dims = wanted.dims;
   const bool sums = sums_dscores(p);
   // Other score modes, and query chunks, have one row for each head dim.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
@@ -78,7 +88,7 @@ int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_ti
   int found = 0;
   for (int row = 0; row < static_cast<int>(std::size(sm90::kKeyStationaryConfigs)); ++row) {
     const sm90::KeyStationaryConfig& config = sm90::kKeyStationaryConfigs[row];
-    if (!suits(config, p) || config.sums_dscores != sums) continue;
+    if (!wanted.have(config) || config.sums_dscores != sums) continue;
     if (config.chunks_queries != chunks_queries) continue;
     found = row;
     if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
