@@ -81,7 +81,7 @@ int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_ti
   const WantedRows wanted(p);
   const sm90::HeadDims dims = wanted.dims;
   const bool sums = sums_dscores(p);
-  // Other score modes, and query chunks, have one row for each head dim.
+  // Among the rows that suit a call, only those for scores that are only scaled differ in these two.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
   const bool adds_statistics =
       dims.qk == 96 || query_tiles >= kAddingQueryTiles || (dims.qk <= 64 && order.tiles >= kAddingKeyTiles);
@@ -134,9 +134,9 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
   return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
 }
 
-// Whether a bias beside a mask has so few keys that the query tiles of a head would be divided into shares if it stood
-// alone. Lists of iterations know no shares, and without them the two-pass kernels are faster
-// (docs/kernels/log/sm90_backward.md, "A bias beside a mask").
+// Whether a call with a bias and a mask would have shares of query tiles without the mask. Lists of iterations cannot
+// be divided into shares, and with so few keys the two-pass kernels are then faster (docs/kernels/log/sm90_backward.md,
+// "A bias beside a mask").
 bool lacks_shares(const BackwardParams& p, int64_t query_tiles, const Limits& limits) {
   if (!reads_bias_boxes(key_stationary_score(p)) || !p.score_mod.hides_keys()) return false;
   BackwardParams alone = p;
@@ -146,8 +146,8 @@ bool lacks_shares(const BackwardParams& p, int64_t query_tiles, const Limits& li
   return loop_order(alone, limits.sms, query_tiles).shares_query_tiles();
 }
 
-// The loop order of a call that the key-stationary kernel computes. There is none where it does not take the call, or
-// where lists of iterations or boxes of a bias are more memory than they may take.
+// The loop order of a call that the key-stationary kernel computes. There is none where it does not take the call,
+// where shares would be lacking, or where lists of iterations or boxes of a bias are more memory than they may take.
 std::optional<LoopOrder> key_stationary_order(const BackwardParams& p, const Limits& limits) {
   if (!takes_key_stationary(p) || !may_write_bias_boxes(p, limits)) return std::nullopt;
   const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
